@@ -1,0 +1,39 @@
+"""The errors of this library: each message says what was asked, what was found, what is accepted and the nearest match."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+
+
+class LoraError(Exception):
+    """The base of every error that a person is meant to read; its text is one or more plain sentences."""
+
+
+class FileFormatError(LoraError):
+    """A file is not what its name says, is damaged, or claims what it does not hold."""
+
+
+class UnmatchedError(LoraError):
+    """A network has no place in the base it was asked to change."""
+
+
+class UsageError(LoraError):
+    """A command, a configuration or a prompt asks for something that is not accepted."""
+
+
+class ConfigError(UsageError):
+    """A configuration has one or more problems; `problems` lists all of them as (field, sentence)."""
+
+    def __init__(self, problems: Sequence[tuple[str, str]]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("\n".join(f"{field}: {sentence}" for field, sentence in self.problems))
+
+
+def did_you_mean(asked: str, accepted: Iterable[str]) -> str:
+    """Return a sentence that names the nearest accepted word, or all of them when none is near."""
+    known = sorted(accepted)
+    near = difflib.get_close_matches(asked, known, n=1)
+    if near:
+        return f"Did you mean {near[0]!r}?"
+    return f"Accepted: {', '.join(known)}."

@@ -1,0 +1,43 @@
+"""The composition law: W' = W + sum of strength_i * delta_i(W), every delta on the unmodified base.
+
+Order-free and linear in every strength; the same live and baked. The network types this project knows are listed here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch import Tensor
+
+from lib_lora.networks.contract import Delta, LayerNetwork, LayerShape, NetworkType
+from lib_lora.networks.lora import LORA
+
+NETWORK_TYPES: tuple[NetworkType, ...] = (LORA,)
+
+
+def network_type_of(suffixes: Iterable[str]) -> NetworkType | None:
+    """Return the type whose signature the suffixes of one layer hold, `None` when there is none."""
+    found = frozenset(suffixes)
+    return next((kind for kind in NETWORK_TYPES if kind.signature <= found), None)
+
+
+def compose(base: Tensor, uses: Iterable[tuple[LayerNetwork, float]]) -> Delta:
+    """Return the sum of strength * delta over the networks of one layer, in the dtype of `base`.
+
+    base: the unmodified weight, in the precision that the sum is to have; each network's tensors are brought to it first.
+    """
+    shape = LayerShape(tuple(base.shape))
+    weight: Tensor | None = None
+    bias: Tensor | None = None
+    for network, strength in uses:
+        tensors = {suffix: tensor.to(base) for suffix, tensor in network.tensors.items()}
+        part = network.type.delta(tensors, base, shape)
+        weight = _add(weight, part.weight, strength)
+        bias = _add(bias, part.bias, strength)
+    return Delta(weight, bias)
+
+
+def _add(total: Tensor | None, part: Tensor | None, strength: float) -> Tensor | None:
+    if part is None:
+        return total
+    return part * strength if total is None else total + part * strength
