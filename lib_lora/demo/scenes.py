@@ -166,21 +166,38 @@ def place_outline(
     ]
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the shape of a scene lies, in pixels and radians, and the RGB colour that fills it."""
+
+    centre: Point
+    radius: float
+    turn: float
+    fill: RGB
+
+
+def choose_place(scene: Scene, rng: random.Random, side: int) -> Place:
+    """Choose the small variations that a scene leaves open, for a picture of `side` x `side` pixels."""
+    radius = rng.uniform(*SIZES[scene.size]) * side
+    reach = 0.46 * side - 1.15 * radius
+    dx, dy = POSITIONS[scene.position]
+    jitter = 0.02 * side
+    centre = (
+        side / 2 + dx * reach + rng.uniform(-jitter, jitter),
+        side / 2 + dy * reach + rng.uniform(-jitter, jitter),
+    )
+    turn = rng.uniform(-0.10, 0.10)
+    shade = rng.uniform(0.93, 1.05)
+    r, g, b = COLOURS[scene.colour]
+    fill = (min(255, round(r * shade)), min(255, round(g * shade)), min(255, round(b * shade)))
+    return Place(centre, radius, turn, fill)
+
+
 def draw(scene: Scene, rng: random.Random, side: int = 64) -> Image.Image:
     """Paint a scene of `side` x `side` pixels, RGB, with the small variations that `rng` chooses."""
     large = side * SUPERSAMPLING
     picture = paint_background(scene.background, large)
-    radius = rng.uniform(*SIZES[scene.size]) * large
-    reach = 0.46 * large - 1.15 * radius
-    dx, dy = POSITIONS[scene.position]
-    jitter = 0.02 * large
-    centre = (
-        large / 2 + dx * reach + rng.uniform(-jitter, jitter),
-        large / 2 + dy * reach + rng.uniform(-jitter, jitter),
-    )
-    outline = place_outline(SHAPES[scene.shape], centre, radius, rng.uniform(-0.10, 0.10))
-    shade = rng.uniform(0.93, 1.05)
-    r, g, b = COLOURS[scene.colour]
-    fill = (min(255, round(r * shade)), min(255, round(g * shade)), min(255, round(b * shade)))
-    ImageDraw.Draw(picture).polygon(outline, fill=fill)
+    place = choose_place(scene, rng, large)
+    outline = place_outline(SHAPES[scene.shape], place.centre, place.radius, place.turn)
+    ImageDraw.Draw(picture).polygon(outline, fill=place.fill)
     return picture.resize((side, side), Image.Resampling.BOX)
