@@ -1,7 +1,8 @@
 """The form of a model family: a table of layers and where each one lies in an original checkpoint.
 
-A layer is one logical weight, named by its unfused diffusers path. A family is expanded from a few rows against the keys of a
-checkpoint, so that tiny models and real ones take the same path and no branch on a family's name exists anywhere else.
+A layer is one logical weight, named by its unfused diffusers path. The rows of a family say where each of its layers would lie;
+the keys of a checkpoint say which of them are there, so that tiny models and real ones take the same path and no branch on a
+family's name exists anywhere else.
 """
 
 from __future__ import annotations
@@ -21,13 +22,23 @@ class Part:
     """How a layer's tensor lies in a checkpoint tensor.
 
     index, of: the layer is the index-th of `of` equal blocks of rows (fused q, k, v). transpose: the two dimensions are
-    exchanged. swap_halves: the halves of dimension 0 are exchanged.
+    exchanged. swap_halves: the halves of dimension 0 are exchanged. pointwise: the checkpoint holds the layer's matrix as a 1x1
+    convolution.
     """
 
     index: int = 0
     of: int = 1
     transpose: bool = False
     swap_halves: bool = False
+    pointwise: bool = False
+
+    def layer_shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of the layer's tensor for the shape of the checkpoint's."""
+        if self.pointwise:
+            stored = stored[:2]
+        if self.transpose:
+            stored = stored[::-1]
+        return (stored[0] // self.of, *stored[1:])
 
 
 WHOLE = Part()
@@ -64,18 +75,46 @@ class Layer:
 
 
 @dataclass(frozen=True, slots=True)
+class Row:
+    """Where one layer would lie: its diffusers path, and the keys of its tensors without the component's checkpoint prefix."""
+
+    path: str
+    weight: str
+    bias: str
+    block: str | None = None
+    part: Part = WHOLE
+
+
+@dataclass(frozen=True, slots=True)
 class Component:
     """One network of a family.
 
     name: our word ("unet", "te1"); kohya: the prefix of kohya's flattened names ("lora_unet"); diffusers: the dotted prefix in
-    diffusers files ("unet"); checkpoint: the key prefix in an original checkpoint; expand: the layers found in a checkpoint.
+    diffusers files ("unet"); checkpoint: the key prefix in an original checkpoint; rows: every layer it may have.
     """
 
     name: str
     kohya: str
     diffusers: str
     checkpoint: str
-    expand: Callable[[Shapes], tuple[Layer, ...]]
+    rows: tuple[Row, ...]
+
+    def expand(self, shapes: Shapes) -> tuple[Layer, ...]:
+        """Return the layers whose weight is in a checkpoint, in the order of the rows."""
+        return tuple(
+            self._layer(row, shapes) for row in self.rows if self.checkpoint + row.weight in shapes
+        )
+
+    def _layer(self, row: Row, shapes: Shapes) -> Layer:
+        weight, bias = self.checkpoint + row.weight, self.checkpoint + row.bias
+        return Layer(
+            component=self.name,
+            path=row.path,
+            weight=Placement(weight, row.part),
+            bias=Placement(bias) if bias in shapes else None,
+            shape=row.part.layer_shape(shapes[weight]),
+            block=row.block,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,200 @@
+"""The header of a safetensors file, read strictly: everything that can be wrong in it is refused before any tensor is read.
+
+The format (https://github.com/huggingface/safetensors#format): eight bytes with the header's length, little-endian; a JSON object
+that maps each tensor to dtype, shape and data offsets, with texts under `__metadata__`; then the data, without gaps.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from lib_lora.errors import FileFormatError
+
+MAX_HEADER_BYTES = 25_000_000
+MAX_DIMENSIONS = 8
+MAX_ELEMENTS = 2**48
+
+# In the order in which the safetensors library lays tensors out: wide items last here, first in the file.
+ITEM_BYTES = {
+    "BOOL": 1,
+    "U8": 1,
+    "I8": 1,
+    "F8_E5M2": 1,
+    "F8_E4M3": 1,
+    "I16": 2,
+    "U16": 2,
+    "F16": 2,
+    "BF16": 2,
+    "I32": 4,
+    "U32": 4,
+    "F32": 4,
+    "F64": 8,
+    "I64": 8,
+    "U64": 8,
+}
+DAMAGED = "The file is damaged or not what its name says; get it again from where it came from."
+
+
+@dataclass(frozen=True, slots=True)
+class TensorEntry:
+    """Where a tensor lies: the safetensors dtype, its shape, and the file offsets of its first byte and past its last."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What a file says of itself; `data_start` is the file offset of the first tensor byte."""
+
+    tensors: dict[str, TensorEntry]
+    metadata: dict[str, str]
+    data_start: int
+    file_bytes: int
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shape of every tensor by its key."""
+        return {key: entry.shape for key, entry in self.tensors.items()}
+
+
+def read_header(path: Path | str) -> Header:
+    """Read and check the header of a safetensors file; no tensor is read.
+
+    Raises FileFormatError that names the file, the tensor and the remedy, when the file is missing, is no safetensors file, or
+    claims anything that it does not hold.
+    """
+    path = Path(path)
+    text, data_start, file_bytes = _header_text(path)
+    content = _parse(path, text)
+    metadata = _metadata(path, content.pop("__metadata__", {}))
+    entries = {key: _entry(path, key, raw, data_start, file_bytes) for key, raw in content.items()}
+    _check_coverage(path, entries, data_start, file_bytes)
+    return Header(entries, metadata, data_start, file_bytes)
+
+
+def _header_text(path: Path) -> tuple[bytes, int, int]:
+    if not path.is_file():
+        raise FileFormatError(f"There is no file {str(path)!r}.")
+    file_bytes = path.stat().st_size
+    with path.open("rb") as file:
+        first = file.read(8)
+        _refuse_pickle(path, first)
+        length = int.from_bytes(first, "little")
+        if len(first) < 8 or length > file_bytes - 8:
+            raise _bad(path, f"announces a header of {length:,} bytes but has {file_bytes:,} bytes")
+        if length > MAX_HEADER_BYTES:
+            raise _bad(
+                path,
+                f"announces a header of {length:,} bytes; at most {MAX_HEADER_BYTES:,} are accepted",
+            )
+        return file.read(length), 8 + length, file_bytes
+
+
+def _refuse_pickle(path: Path, first: bytes) -> None:
+    if first[:4] == b"PK\x03\x04" or (first[:1] == b"\x80" and first[1:2] in b"\x02\x03\x04\x05"):
+        raise FileFormatError(
+            f"{path.name} holds a pickle (.ckpt, .pt), which can run code when it is opened. Only safetensors files are"
+            " accepted; convert it with the WebUI's checkpoint merger or get the safetensors version."
+        )
+
+
+def _parse(path: Path, text: bytes) -> dict[str, object]:
+    if text[:1] != b"{":
+        raise _bad(path, "has a header that is not a JSON object")
+    try:
+        content = json.loads(text.decode("utf-8"), object_pairs_hook=_unique)
+    except UnicodeDecodeError as error:
+        raise _bad(path, f"has a header that is not UTF-8 (byte {error.start})") from None
+    except (ValueError, RecursionError) as error:
+        raise _bad(path, f"has a header that cannot be read ({error})") from None
+    return content
+
+
+def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))
+        raise ValueError(f"{twice!r} is there twice")
+    return content
+
+
+def _metadata(path: Path, raw: object) -> dict[str, str]:
+    if not isinstance(raw, dict):
+        raise _bad(path, "has metadata that is not a JSON object")
+    for key, value in raw.items():
+        if not isinstance(value, str):
+            raise _bad(path, f"has metadata {key!r} that is not a text")
+    return raw
+
+
+def _entry(path: Path, key: str, raw: object, data_start: int, file_bytes: int) -> TensorEntry:
+    if not isinstance(raw, dict) or raw.keys() != {"dtype", "shape", "data_offsets"}:
+        raise _bad(
+            path, f"describes tensor {key!r} by something other than dtype, shape and offsets"
+        )
+    dtype, shape, offsets = raw["dtype"], raw["shape"], raw["data_offsets"]
+    item = ITEM_BYTES.get(dtype) if isinstance(dtype, str) else None
+    if item is None:
+        raise _bad(
+            path, f"gives tensor {key!r} the dtype {dtype!r}; accepted: {', '.join(ITEM_BYTES)}"
+        )
+    elements = _elements(path, key, shape)
+    if not _naturals(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+        raise _bad(path, f"gives tensor {key!r} the offsets {_short(offsets)}, which are no range")
+    start, stop = data_start + offsets[0], data_start + offsets[1]
+    if stop > file_bytes:
+        raise _bad(
+            path,
+            f"ends at byte {file_bytes:,}, but tensor {key!r} reaches to byte {stop:,}: the file is cut short",
+        )
+    if stop - start != elements * item:
+        raise _bad(
+            path,
+            f"gives tensor {key!r} {stop - start:,} bytes; {dtype} of shape {shape} has {elements * item:,}",
+        )
+    return TensorEntry(dtype, tuple(shape), start, stop)
+
+
+def _elements(path: Path, key: str, shape: object) -> int:
+    if not _naturals(shape) or len(shape) > MAX_DIMENSIONS:
+        raise _bad(path, f"gives tensor {key!r} the shape {_short(shape)}, which is none")
+    elements = 1
+    for size in shape:
+        elements *= size
+        if elements > MAX_ELEMENTS:
+            raise _bad(path, f"gives tensor {key!r} the impossible shape {_short(shape)}")
+    return elements
+
+
+def _naturals(values: object) -> bool:
+    return isinstance(values, list) and all(type(value) is int and value >= 0 for value in values)
+
+
+def _check_coverage(
+    path: Path, entries: Mapping[str, TensorEntry], data_start: int, file_bytes: int
+) -> None:
+    reached, before = data_start, ""
+    for key, entry in sorted(entries.items(), key=lambda item: (item[1].start, item[1].stop)):
+        if entry.start < reached:
+            raise _bad(path, f"lets tensors {before!r} and {key!r} overlap")
+        if entry.start > reached:
+            raise _bad(path, f"has a gap of {entry.start - reached:,} bytes before tensor {key!r}")
+        reached, before = entry.stop, key
+    if reached != file_bytes:
+        raise _bad(path, f"has {file_bytes - reached:,} bytes after its last tensor")
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _bad(path: Path, problem: str) -> FileFormatError:
+    return FileFormatError(f"{path.name} {problem}. {DAMAGED}")

@@ -1,0 +1,180 @@
+"""Reading and writing safetensors files one tensor at a time.
+
+What we write is a function of the tensors and the metadata alone: no clock, host, path or process is in the bytes. Tensors lie in
+the order of the safetensors library (wide items first, then by key), so that hashes of the data agree with its files.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+
+import torch
+from torch import Tensor
+
+from lib_lora.errors import FileFormatError
+from lib_lora.formats.header import ITEM_BYTES, Header, TensorEntry, read_header
+
+TORCH_DTYPES = {
+    "BOOL": torch.bool,
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "F8_E5M2": torch.float8_e5m2,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "I16": torch.int16,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I32": torch.int32,
+    "F32": torch.float32,
+    "F64": torch.float64,
+    "I64": torch.int64,
+}
+_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
+_LAYOUT = {name: place for place, name in enumerate(reversed(ITEM_BYTES))}
+
+
+class TensorReader:
+    """An open safetensors file; a context manager."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        self.header: Header = read_header(self.path)
+
+    def read(self, key: str) -> Tensor:
+        """Read one tensor, in the file's own dtype and on the CPU; raises KeyError for a key that the header lacks."""
+        entry = self.header.tensors[key]
+        if entry.dtype not in TORCH_DTYPES:
+            raise FileFormatError(
+                f"{self.path.name} holds {key!r} as {entry.dtype}, which PyTorch cannot compute with."
+            )
+        data = torch.empty(entry.stop - entry.start, dtype=torch.uint8)
+        self._file.seek(entry.start)
+        if self._file.readinto(data.numpy()) != len(data):
+            raise FileFormatError(
+                f"{self.path.name} ended while {key!r} was read: it was changed by another program."
+            )
+        return data.view(TORCH_DTYPES[entry.dtype]).reshape(entry.shape)
+
+    def __enter__(self) -> TensorReader:
+        self._file = self.path.open("rb")
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._file.close()
+
+
+class TensorWriter:
+    """A safetensors file in the making; a context manager that leaves the finished file, or nothing.
+
+    entries: the dtype and shape of every tensor that will be written, in any order.
+    """
+
+    def __init__(
+        self,
+        path: Path | str,
+        entries: Mapping[str, tuple[torch.dtype, tuple[int, ...]]],
+        metadata: Mapping[str, str],
+    ) -> None:
+        self.path = Path(path)
+        self._head, self._entries = _lay_out(entries, metadata)
+        self._missing = set(entries)
+        self._partial = self.path.with_name(f".{self.path.name}.{secrets.token_hex(4)}.partial")
+
+    def write(self, key: str, tensor: Tensor) -> None:
+        """Write one tensor at its place; raises ValueError when it is not what was announced or was written before."""
+        entry = self._entries[key]
+        found = (_NAMES.get(tensor.dtype), tuple(tensor.shape))
+        if found != (entry.dtype, entry.shape) or key not in self._missing:
+            raise ValueError(
+                f"{key!r} was announced once as {entry.dtype} {entry.shape}; got {found}"
+            )
+        self._file.seek(entry.start)
+        flat = tensor.detach().cpu().contiguous().reshape(-1)
+        self._file.write(flat.view(torch.uint8).numpy().data)
+        self._missing.remove(key)
+
+    def __enter__(self) -> TensorWriter:
+        descriptor = os.open(
+            self._partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666
+        )
+        self._file = os.fdopen(descriptor, "wb")
+        self._file.write(self._head)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            if kind is None:
+                self._finish()
+        finally:
+            self._file.close()
+            self._partial.unlink(missing_ok=True)
+
+    def _finish(self) -> None:
+        if self._missing:
+            raise ValueError(f"announced but not written: {', '.join(sorted(self._missing))}")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        self._partial.replace(self.path)
+        _sync_folder(self.path.parent)
+
+
+def write_tensors(
+    path: Path | str, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
+) -> None:
+    """Write a whole safetensors file; an existing file is replaced at once or not at all."""
+    entries = {key: (tensor.dtype, tuple(tensor.shape)) for key, tensor in tensors.items()}
+    with TensorWriter(path, entries, metadata) as writer:
+        for key, tensor in tensors.items():
+            writer.write(key, tensor)
+
+
+def _lay_out(
+    entries: Mapping[str, tuple[torch.dtype, tuple[int, ...]]], metadata: Mapping[str, str]
+) -> tuple[bytes, dict[str, TensorEntry]]:
+    """Return the bytes before the data, and the entries with file offsets."""
+    named = {key: (_NAMES[dtype], shape) for key, (dtype, shape) in entries.items()}
+    content: dict[str, object] = (
+        {"__metadata__": dict(sorted(metadata.items()))} if metadata else {}
+    )
+    relative: dict[str, tuple[int, int]] = {}
+    place = 0
+    for key in sorted(named, key=lambda key: (_LAYOUT[named[key][0]], key)):
+        dtype, shape = named[key]
+        relative[key] = (place, place + math.prod(shape) * ITEM_BYTES[dtype])
+        content[key] = {"dtype": dtype, "shape": list(shape), "data_offsets": list(relative[key])}
+        place = relative[key][1]
+    text = json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    start = 8 + len(text)
+    placed = {
+        key: TensorEntry(*named[key], start + first, start + last)
+        for key, (first, last) in relative.items()
+    }
+    return len(text).to_bytes(8, "little") + text, placed
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the new name durable; Windows can neither open a folder nor needs to."""
+    if os.name != "posix":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
