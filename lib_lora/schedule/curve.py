@@ -6,13 +6,28 @@ noise levels (sigma); between two keyframes the later one's easing shapes the wa
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Literal
+
+from lib_lora.errors import UsageError
 
 Unit = Literal["fraction", "step", "sigma"]
 Easing = Literal["linear", "step", "smooth", "ease-in", "ease-out"]
 PassName = Literal["base", "hires", "refiner"]
+
+# How much of the way to a keyframe's strength is done at a share of the way to its position.
+_EASINGS: dict[Easing, Callable[[float], float]] = {
+    "linear": lambda share: share,
+    "step": lambda share: 0.0,
+    "smooth": lambda share: share * share * (3.0 - 2.0 * share),
+    "ease-in": lambda share: share * share,
+    "ease-out": lambda share: share * (2.0 - share),
+}
+EASINGS: tuple[Easing, ...] = tuple(_EASINGS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +53,24 @@ class Keyframe:
     unit: Unit = "fraction"
     easing: Easing = "linear"
 
+    @property
+    def place(self) -> float:
+        """Return the position on an axis that grows as the pass goes on; noise levels run on their logarithm."""
+        return _noise_place(self.position) if self.unit == "sigma" else self.position
+
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """A strength over time; keyframes are in the order in which a pass meets them. One keyframe is a constant."""
+    """A strength over time; keyframes are in the order in which a pass meets them. One keyframe is a constant.
+
+    Fractions lie in 0..1, steps from 0 up, sigmas above 0. Raises UsageError where that, one unit for all, or the order is broken.
+    """
 
     keyframes: tuple[Keyframe, ...]
+
+    def __post_init__(self) -> None:
+        if problem := _problem(self.keyframes):
+            raise UsageError(problem)
 
     @classmethod
     def constant(cls, strength: float) -> Curve:
@@ -56,8 +83,16 @@ class Curve:
         return len({frame.strength for frame in self.keyframes}) == 1
 
     def at(self, moment: Moment) -> float:
-        """Return the strength at a moment."""
-        raise NotImplementedError
+        """Return the strength at a moment; of two keyframes at one position the later one holds from there on."""
+        frames = self.keyframes
+        here = _place_of(moment, frames[0].unit)
+        met = bisect_right([frame.place for frame in frames], here)
+        if met in (0, len(frames)):
+            return frames[max(met - 1, 0)].strength
+        earlier, later = frames[met - 1], frames[met]
+        share = (here - earlier.place) / (later.place - earlier.place)
+        done = _EASINGS[later.easing](share)
+        return earlier.strength + (later.strength - earlier.strength) * done
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,3 +129,36 @@ class NetworkUse:
         if group == "unet" and not self.window.contains(moment):
             return 0.0
         return curves[group].at(moment)
+
+
+def _noise_place(sigma: float) -> float:
+    return -math.log(sigma) if sigma > 0 else math.inf
+
+
+def _place_of(moment: Moment, unit: Unit) -> float:
+    if unit == "sigma":
+        return _noise_place(moment.sigma)
+    return moment.step if unit == "step" else moment.progress
+
+
+def _problem(frames: tuple[Keyframe, ...]) -> str | None:
+    """Say what is wrong with the keyframes of a curve, `None` when nothing is."""
+    if len({frame.unit for frame in frames}) != 1:
+        return "A curve needs keyframes, all in one unit: fractions, steps or sigmas."
+    for frame in frames:
+        low, high = (0.0, 1.0) if frame.unit == "fraction" else (0.0, math.inf)
+        inside = math.isfinite(frame.position) and low <= frame.position <= high
+        if not inside or (frame.unit == "sigma" and frame.position == 0):
+            return f"{frame.position} is no {frame.unit}: accepted are {_RANGES[frame.unit]}."
+        if not math.isfinite(frame.strength):
+            return f"{frame.strength} is no strength: a finite number is accepted."
+    if any(after.place < before.place for before, after in pairwise(frames)):
+        return "The keyframes of a curve must be in the order in which a pass meets them."
+    return None
+
+
+_RANGES: dict[Unit, str] = {
+    "fraction": "fractions from 0 to 1",
+    "step": "steps from 0 up",
+    "sigma": "noise levels above 0",
+}
