@@ -1,0 +1,186 @@
+"""The prompt grammar: what each form means, what is reported, and that no text can make it fail."""
+
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lib_lora.errors import UsageError
+from lib_lora.schedule.curve import EASINGS, Curve, Keyframe, Window
+from lib_lora.schedule.grammar import format_curve, parse_curve, parse_prompt
+
+
+def frames(*points, unit="fraction"):
+    return Curve(tuple(Keyframe(position, strength, unit) for strength, position in points))
+
+
+@pytest.mark.parametrize(
+    ("text", "curve"),
+    [
+        ("0.8", Curve.constant(0.8)),
+        ("-.5", Curve.constant(-0.5)),
+        (" 1e-1 ", Curve.constant(0.1)),
+        ("0@0,1@0.5,0@1", frames((0, 0), (1, 0.5), (0, 1))),
+        ("0@0;1@0.5;0@1", frames((0, 0), (1, 0.5), (0, 1))),
+        ("0@0~1@10~0@20", frames((0, 0), (1, 10), (0, 20), unit="step")),
+        ("0@0.5,1@2", frames((0, 0.5), (1, 2), unit="step")),
+        ("0@0st,1@1st", frames((0, 0), (1, 1), unit="step")),
+        ("0@0st,1@1", frames((0, 0), (1, 1), unit="step")),
+        ("0@0, 1@50%", frames((0, 0), (1, 0.5))),
+        ("1@s5.2,0@s0.5", frames((1, 5.2), (0, 0.5), unit="sigma")),
+        ("0@s0.5,1@s5.2", frames((1, 5.2), (0, 0.5), unit="sigma")),
+        ("0@1,1@0", frames((1, 0), (0, 1))),
+        ("1@0.5,0@0.5", frames((1, 0.5), (0, 0.5))),
+        ("0.3@0.9", frames((0.3, 0.9))),
+    ],
+)
+def test_curves(text, curve):
+    assert parse_curve(text) == curve
+
+
+def test_easings_belong_to_the_keyframe_they_stand_behind():
+    curve = parse_curve("1@0,1@0.5|step,0@1|ease-in")
+    assert [frame.easing for frame in curve.keyframes] == ["linear", "step", "ease-in"]
+
+
+@pytest.mark.parametrize(
+    ("text", "column"),
+    [
+        ("", 1),
+        ("abc", 1),
+        ("__import__('os')", 1),
+        ("1e999", 1),
+        ("nan", 1),
+        ("0@0,1", 5),
+        ("1,0@1", 1),
+        ("0@0,x@1", 5),
+        ("0@0,1@x", 7),
+        ("0@0,1@-1", 7),
+        ("0@0%,1@10", 8),
+        ("0@0st,1@s5", 9),
+        ("0@s5,1@2", 8),
+        ("0@s0", 3),
+        ("0@150%", 3),
+        ("0@0,1@1|bounce", 9),
+        ("1|step", 1),
+        ("0@0@0", 1),
+    ],
+)
+def test_errors_name_the_column(text, column):
+    with pytest.raises(UsageError, match=f"^Column {column}: expected "):
+        parse_curve(text)
+
+
+def only_use(prompt):
+    parsed = parse_prompt(prompt)
+    assert parsed.errors == ()
+    (use,) = parsed.uses
+    return use
+
+
+@pytest.mark.parametrize(
+    ("tag", "te", "unet"),
+    [
+        ("<lora:x>", "1", "1"),
+        ("<lora:x:0.8>", "0.8", "0.8"),
+        ("<lora:x:0.8:0.5>", "0.8", "0.5"),
+        ("<lora:x:0@0,1@1>", "0@0,1@1", "0@0,1@1"),
+        ("<lora:x:0.5:0@0,1@1>", "0.5", "0@0,1@1"),
+        ("<lora:x:te=0.6:unet=0@0,1@1>", "0.6", "0@0,1@1"),
+        ("<lora:x:unet=0.3>", "1", "0.3"),
+        # In the stock WebUI the UNet takes the text encoders' strength, named or not, unless it has its own.
+        ("<lora:x:te=0.6>", "0.6", "0.6"),
+        ("<lora:x:0.8:te=0.6>", "0.6", "0.6"),
+        ("<lora:x:0.8:0.4:te=0.6>", "0.6", "0.4"),
+    ],
+)
+def test_strengths_of_the_components(tag, te, unet):
+    use = only_use(tag)
+    assert use.curves == {"te": parse_curve(te), "unet": parse_curve(unet)}
+    assert (use.name, use.source) == ("x", tag)
+
+
+def test_windows():
+    assert only_use("<lora:x:1:start=3:stop=12>").window == Window(3, 12)
+    assert only_use("<lora:x:stop=5:1>").window == Window(None, 5)
+
+
+def test_tags_are_lifted_out_and_the_rest_stays_as_it_is():
+    parsed = parse_prompt("a  cat <lora:one:1> on\n(a mat:1.2)<lora:two:0.5>, <hypernet:h:1>")
+    assert parsed.text == "a  cat  on\n(a mat:1.2), <hypernet:h:1>"
+    assert [use.name for use in parsed.uses] == ["one", "two"]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "text", "tag", "column", "expected"),
+    [
+        ("a <lora:x:hr=0>", "a ", "<lora:x:hr=0>", 11, "te=, unet=, start=, stop="),
+        ("<lora:x:1:lbw=OUTALL>", "", "<lora:x:1:lbw=OUTALL>", 11, "te=, unet=, start=, stop="),
+        ("<lora:x:1:1:8>", "", "<lora:x:1:1:8>", 13, "no third strength"),
+        ("<lora:x:te=1:te=2>", "", "<lora:x:te=1:te=2>", 14, "te= once"),
+        ("<lora:x:start=0.x>", "", "<lora:x:start=0.x>", 15, "a step"),
+        ("<lora::1>", "", "<lora::1>", 7, "the name"),
+        ("<lora:x:0@0,y>", "", "<lora:x:0@0,y>", 13, "a number or keyframes"),
+        ("[cat <lora:x:1>:10]", "[cat :10]", "<lora:x:1>", 6, "outside of square brackets"),
+        ("cat <lora:x:1", "cat <lora:x:1", "<lora:x:1", 14, "'>'"),
+    ],
+)
+def test_a_bad_tag_is_reported_and_left_out(prompt, text, tag, column, expected):
+    parsed = parse_prompt(prompt)
+    (error,) = parsed.errors
+    assert (parsed.text, parsed.uses) == (text, ())
+    assert (error.tag, error.column) == (tag, column)
+    assert expected in error.expected
+
+
+def test_a_bad_tag_leaves_the_others_alone():
+    parsed = parse_prompt(r"<lora:x:oops> \[[ <lora:y:1> <lora:z <lora:w:0.5>")
+    assert [use.name for use in parsed.uses] == ["y", "w"]
+    assert [error.tag for error in parsed.errors] == ["<lora:x:oops>", "<lora:z "]
+
+
+@given(st.text().filter(lambda text: "<lora:" not in text))
+def test_a_prompt_without_tags_comes_back_as_it_was(text):
+    parsed = parse_prompt(text)
+    assert (parsed.text, parsed.uses, parsed.errors) == (text, (), ())
+
+
+# Characters that the grammar gives a meaning, so that random text gets deep into it.
+FRAGMENTS = st.lists(
+    st.sampled_from(["<lora:", ">", ":", "=", "@", "|", ",", "~", "te", "start", "0.5", "1", "st"])
+    | st.sampled_from(["s", "%", "step", "[", "]", "\\", "-", "e", "9" * 400, "٣", "x"])
+    | st.text(max_size=3)
+).map("".join)
+
+
+@given(FRAGMENTS)
+def test_no_text_makes_it_fail(text):
+    parsed = parse_prompt(text)
+    assert len(parsed.uses) + len(parsed.errors) == text.count("<lora:")
+    with suppress(UsageError):
+        parse_curve(text)
+
+
+@st.composite
+def curves(draw):
+    unit = draw(st.sampled_from(["fraction", "step", "sigma"]))
+    low, high = {"fraction": (0, 1), "step": (0, 1e6), "sigma": (1e-6, 1e6)}[unit]
+    keyframes = draw(
+        st.lists(
+            st.builds(
+                Keyframe,
+                st.floats(low, high),
+                st.floats(-1e9, 1e9),
+                st.just(unit),
+                st.sampled_from(EASINGS),
+            ),
+            min_size=1,
+        )
+    )
+    return Curve(tuple(sorted(keyframes, key=lambda frame: frame.place)))
+
+
+@given(curves())
+def test_a_written_curve_reads_back_the_same(curve):
+    assert parse_curve(format_curve(curve)) == curve
