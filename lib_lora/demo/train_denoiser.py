@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 POOL = 24_000
 TEXT_STEPS = 600
-BATCH = 64
+BATCH = 32
 PEAK_RATE, TEXT_RATE = 1e-3, 2e-4
 WARM_UP, DECAY_SHARE = 200, 0.3
 EMA_DECAY = 0.999
@@ -100,7 +100,8 @@ def pretrain_text_encoder(folder: Path, seed: int = 2) -> CLIPTextModel:
     optimizer = torch.optim.AdamW([*encoder.parameters(), *heads.parameters()], lr=1e-3)
     for step in range(TEXT_STEPS):
         drawn = [scenes.random_training_scene(rng) for _ in range(64)]
-        ids = tokenize([scenes.caption(scene, rng) for scene in drawn], clip)
+        # The encoder is causal: nothing after the end token can change what the end token says.
+        ids = tokenize([scenes.caption(scene, rng) for scene in drawn], clip)[:, :24]
         pooled = encoder(ids).pooler_output
         loss = torch.zeros(())
         for part, words in PARTS.items():

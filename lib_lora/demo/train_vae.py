@@ -27,7 +27,7 @@ PHOTOGRAPHS = ("astronaut", "chelsea", "coffee", "rocket", "hubble_deep_field", 
 SCALING_FACTOR = 0.18215
 KL_WEIGHT = 3e-4
 # (side in pixels, pictures per step, steps): small crops first, they give four times the steps for the same work.
-STAGES = ((32, 24, 1400), (64, 12, 700))
+STAGES = ((32, 24, 1400), (64, 12, 350))
 PEAK_RATE = 2e-3
 
 
