@@ -25,6 +25,24 @@ KNOWN_PIECES = (
     ("first_stage_model.", "an incomplete checkpoint"),
 )
 
+# Which unsupported family a network file is made for, by a piece of one of its keys.
+NETWORK_PIECES = (
+    ("double_blocks", "Flux"),
+    ("single_blocks", "Flux"),
+    ("single_transformer_blocks", "Flux"),
+    ("joint_blocks", "Stable Diffusion 3"),
+    ("lora_te3_", "Stable Diffusion 3"),
+    ("text_encoder_3.", "Stable Diffusion 3"),
+    ("attn.add_q_proj", "Stable Diffusion 3"),
+    ("attn_add_q_proj", "Stable Diffusion 3"),
+    ("lora_te2_", "Stable Diffusion XL"),
+    ("lora_te1_", "Stable Diffusion XL"),
+    ("text_encoder_2.", "Stable Diffusion XL"),
+    ("transformer_blocks_1_", "Stable Diffusion XL"),
+    ("transformer_blocks.1.", "Stable Diffusion XL"),
+)
+SD2_CONTEXT = 1024
+
 
 def detect_family(shapes: Shapes) -> Family:
     """Return the family of a checkpoint; raises FileFormatError that says what it seems to be when it is not supported."""
@@ -43,3 +61,14 @@ def _describe(shapes: Shapes) -> str:
         if any(piece in key for key in shapes):
             return kind
     return "no checkpoint of a known family"
+
+
+def guess_network_family(shapes: Shapes) -> str | None:
+    """Return the unsupported family that a network file seems made for, `None` when nothing tells of one."""
+    for piece, label in NETWORK_PIECES:
+        if any(piece in key for key in shapes):
+            return label
+    for key, shape in shapes.items():
+        if "attn2_to_k.lora_down" in key or "attn2.to_k.lora_A" in key:
+            return "Stable Diffusion 2" if shape[1:2] == (SD2_CONTEXT,) else None
+    return None

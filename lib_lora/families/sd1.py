@@ -44,4 +44,6 @@ SD1 = Family(
         *(f"self_attn.{part}" for part in ("q_proj", "k_proj", "v_proj", "out_proj")),
         *("mlp.fc1", "mlp.fc2"),
     ),
+    architecture="stable-diffusion-v1",
+    kohya_version="sd_v1",
 )

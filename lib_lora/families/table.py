@@ -132,7 +132,8 @@ class Family:
     """One model family.
 
     detect: tells from keys and shapes alone whether a checkpoint belongs here; structure decides, widths only break ties.
-    trained_by_default: path endings of the layers a new network is put on (kohya's target set).
+    trained_by_default: path endings of the layers a new network is put on (kohya's target set). architecture: the family's id in
+    ModelSpec metadata; kohya_version: the value of kohya's `ss_base_model_version`.
     """
 
     id: str
@@ -142,6 +143,8 @@ class Family:
     latent: Latent
     objective: Objective
     trained_by_default: tuple[str, ...]
+    architecture: str
+    kohya_version: str
 
     def layers(self, shapes: Shapes) -> dict[str, Layer]:
         """Return every layer of a checkpoint by its id."""

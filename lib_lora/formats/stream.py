@@ -99,8 +99,7 @@ class TensorWriter:
                 f"{key!r} was announced once as {entry.dtype} {entry.shape}; got {found}"
             )
         self._file.seek(entry.start)
-        flat = tensor.detach().cpu().contiguous().reshape(-1)
-        self._file.write(flat.view(torch.uint8).numpy().data)
+        self._file.write(raw_bytes(tensor))
         self._missing.remove(key)
 
     def __enter__(self) -> TensorWriter:
@@ -144,6 +143,17 @@ def write_tensors(
             writer.write(key, tensor)
 
 
+def file_order(dtypes: Mapping[str, torch.dtype]) -> list[str]:
+    """Return the keys of tensors in the order in which their data lie in a file of ours."""
+    return sorted(dtypes, key=lambda key: (_LAYOUT[_NAMES[dtypes[key]]], key))
+
+
+def raw_bytes(tensor: Tensor) -> memoryview:
+    """Return the bytes of a tensor as a file holds them, row by row."""
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy().data
+
+
 def _lay_out(
     entries: Mapping[str, tuple[torch.dtype, tuple[int, ...]]], metadata: Mapping[str, str]
 ) -> tuple[bytes, dict[str, TensorEntry]]:
@@ -154,7 +164,7 @@ def _lay_out(
     )
     relative: dict[str, tuple[int, int]] = {}
     place = 0
-    for key in sorted(named, key=lambda key: (_LAYOUT[named[key][0]], key)):
+    for key in file_order({key: dtype for key, (dtype, _) in entries.items()}):
         dtype, shape = named[key]
         relative[key] = (place, place + math.prod(shape) * ITEM_BYTES[dtype])
         content[key] = {"dtype": dtype, "shape": list(shape), "data_offsets": list(relative[key])}

@@ -1,0 +1,173 @@
+"""What a file is and what it holds, for a person or a script to read: networks and checkpoints alike."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from lib_lora.errors import FileFormatError
+from lib_lora.families.detect import FAMILIES, detect_family, guess_network_family
+from lib_lora.families.table import Family, Layer, Placement
+from lib_lora.formats import adapter_metadata
+from lib_lora.formats.dialects import alias_table
+from lib_lora.formats.hashes import file_hashes
+from lib_lora.formats.header import Header
+from lib_lora.formats.network_file import Matched, Unmatched, match_tensors, misfit
+from lib_lora.formats.stream import TensorReader
+from lib_lora.networks.compose import network_type_of
+from lib_lora.networks.lora import ALPHA, DOWN
+
+ORIGINAL = "original"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileReport:
+    """What `inspect` tells, under its JSON keys.
+
+    dialect: "original" for a checkpoint; components: layers by component; ranks, alphas: how many layers have each value.
+    """
+
+    family: str | None
+    dialect: str
+    types: tuple[str, ...] = ()
+    layers: int = 0
+    components: dict[str, int] = field(default_factory=dict)
+    ranks: dict[str, int] = field(default_factory=dict)
+    alphas: dict[str, int] = field(default_factory=dict)
+    unmatched: tuple[Unmatched, ...] = ()
+    problems: tuple[str, ...] = ()
+    hashes: dict[str, str]
+    metadata: dict[str, str]
+
+
+def describe(path: Path | str) -> FileReport:
+    """Read a file's header, its alphas and its hashes; raises FileFormatError for what is neither a network nor a checkpoint."""
+    path = Path(path)
+    with TensorReader(path) as reader:
+        shapes = reader.header.shapes
+        made_for = guess_network_family(shapes)
+        if made_for is not None:
+            return _foreign_network(path, reader.header, made_for)
+        for family in FAMILIES:
+            matched = match_tensors(reader.header, _aliases(family))
+            if matched.layers:
+                return _network(path, reader, family, matched)
+        try:
+            family = detect_family(shapes)
+        except FileFormatError as error:
+            raise FileFormatError(f"{path.name}: {error}") from None
+        return _checkpoint(path, reader.header, family)
+
+
+def _aliases(family: Family) -> dict:
+    """Return the names of every layer that a base of the family may have; shapes are not known without a base."""
+    layers = (
+        Layer(
+            component.name,
+            row.path,
+            Placement(component.checkpoint + row.weight, row.part),
+            None,
+            (),
+        )
+        for component in family.components
+        for row in component.rows
+    )
+    return alias_table(layers, family.components)
+
+
+def _network(path: Path, reader: TensorReader, family: Family, matched: Matched) -> FileReport:
+    header = reader.header
+    fields = adapter_metadata.read_fields(header.metadata)
+    prefixes = {component.name: component.diffusers for component in family.components}
+    unmatched = matched.unmatched
+    components: Counter[str] = Counter()
+    types: Counter[str] = Counter()
+    ranks: Counter[str] = Counter()
+    alphas: Counter[str] = Counter()
+    for layer_id, keys in matched.layers.items():
+        kind = network_type_of(keys)
+        reason = misfit(
+            kind, {suffix: header.tensors[key].shape for suffix, key in keys.items()}, None
+        )
+        if kind is None or reason is not None:
+            unmatched += [Unmatched(key, str(reason)) for key in keys.values()]
+            continue
+        component, _, layer_path = layer_id.partition(".")
+        rank = header.tensors[keys[DOWN]].shape[0]
+        alpha = float(rank)
+        if ALPHA in keys:
+            alpha = float(reader.read(keys[ALPHA]))
+        elif fields is not None:
+            alpha = adapter_metadata.alpha_of(fields, prefixes[component], layer_path, rank)
+        components[component] += 1
+        types[kind.id] += 1
+        ranks[str(rank)] += 1
+        alphas[f"{alpha:g}"] += 1
+    hashes = file_hashes(path)
+    return FileReport(
+        family=family.id,
+        dialect=matched.dialect,
+        types=tuple(sorted(types)),
+        layers=components.total(),
+        components=dict(components),
+        ranks=_by_number(ranks),
+        alphas=_by_number(alphas),
+        unmatched=tuple(unmatched),
+        problems=_network_problems(header, family, unmatched, hashes),
+        hashes=hashes,
+        metadata=header.metadata,
+    )
+
+
+def _by_number(counts: Mapping[str, int]) -> dict[str, int]:
+    return {value: counts[value] for value in sorted(counts, key=float)}
+
+
+def _network_problems(
+    header: Header, family: Family, unmatched: list[Unmatched], hashes: Mapping[str, str]
+) -> tuple[str, ...]:
+    problems = []
+    if unmatched:
+        problems.append(f"{len(unmatched)} of {len(header.tensors)} tensors are not applied.")
+    trained_on = header.metadata.get("ss_base_model_version", family.kohya_version)
+    if not trained_on.startswith(family.kohya_version):
+        problems.append(
+            f"Its metadata say it was trained on {trained_on!r}, its layers fit {family.label}."
+        )
+    stored = header.metadata.get("sshs_model_hash", hashes["sshs_model_hash"])
+    if stored != hashes["sshs_model_hash"]:
+        problems.append("The sshs_model_hash in its metadata is that of another file.")
+    return tuple(problems)
+
+
+def _foreign_network(path: Path, header: Header, made_for: str) -> FileReport:
+    reason = f"made for {made_for}"
+    return FileReport(
+        family=None,
+        dialect="unknown",
+        unmatched=tuple(Unmatched(key, reason) for key in header.tensors),
+        problems=(f"This network is {reason}, which is not supported yet.",),
+        hashes=file_hashes(path),
+        metadata=header.metadata,
+    )
+
+
+def _checkpoint(path: Path, header: Header, family: Family) -> FileReport:
+    layers = family.layers(header.shapes).values()
+    placed = {layer.weight.key for layer in layers}
+    placed |= {layer.bias.key for layer in layers if layer.bias is not None}
+    return FileReport(
+        family=family.id,
+        dialect=ORIGINAL,
+        layers=len(layers),
+        components=dict(Counter(layer.component for layer in layers)),
+        unmatched=tuple(
+            Unmatched(key, "no layer of the model; kept as it is")
+            for key in header.tensors
+            if key not in placed
+        ),
+        hashes=file_hashes(path),
+        metadata=header.metadata,
+    )
