@@ -1,0 +1,22 @@
+"""Forward hooks on live modules: the only way in which a session touches its host."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from lib_lora.apply.branch import Branch
+
+
+def attach(layer: nn.Module, branch: Branch) -> RemovableHandle:
+    """Add a branch's output to a live layer's own from now on; the handle takes the hook off again.
+
+    The sum is a new tensor in the dtype of the layer's output; while the branch is inactive the output passes as it is.
+    """
+
+    def hook(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
+        if not branch.active:
+            return None
+        return output + branch.added(module, inputs[0]).to(output.dtype)
+
+    return layer.register_forward_hook(hook)

@@ -1,0 +1,195 @@
+"""The side branch against the weight that the composition law gives, and what it costs."""
+
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lib_lora.apply.branch import Branch, Strengths
+from lib_lora.apply.hooks import attach
+from lib_lora.errors import UsageError
+from lib_lora.networks.compose import compose
+from lib_lora.networks.contract import CreateOptions, LayerNetwork, LayerShape
+from lib_lora.networks.lora import LORA
+
+LAYERS = {
+    "linear": lambda: nn.Linear(44, 52),
+    "conv1x1": lambda: nn.Conv2d(44, 52, 1),
+    "conv3x3": lambda: nn.Conv2d(44, 52, 3, padding=1),
+    "strided": lambda: nn.Conv2d(44, 52, 3, stride=2, padding=1),
+    "circular": lambda: nn.Conv2d(44, 52, 3, padding=1, padding_mode="circular"),
+}
+WITHOUT_LOW_RANK = replace(LORA, low_rank=None)
+
+
+@pytest.fixture(params=LAYERS)
+def layer(request):
+    torch.manual_seed(0)
+    return LAYERS[request.param]().double().requires_grad_(False)
+
+
+def network(layer, rank, seed, kind=LORA):
+    draw = torch.Generator().manual_seed(seed)
+    shape = LayerShape(tuple(layer.weight.shape))
+    options = CreateOptions(rank, alpha=2.0, dtype=torch.float64)
+    tensors = LORA.create(shape, options, draw)
+    up = tensors["lora_up.weight"]
+    tensors["lora_up.weight"] = torch.randn(up.shape, generator=draw, dtype=torch.float64)
+    return LayerNetwork(kind, tensors)
+
+
+def an_input(layer, dtype=torch.float64):
+    draw = torch.Generator().manual_seed(3)
+    size = (2, 44, 7, 7) if isinstance(layer, nn.Conv2d) else (2, 7, 44)
+    return torch.randn(size, generator=draw, dtype=torch.float64).to(dtype)
+
+
+def branched(layer, uses, values):
+    """Put a branch on a layer; `uses` are networks whose slot is their index."""
+    strengths = Strengths(len(values))
+    strengths_handle = attach(layer, Branch(layer, list(enumerate(uses)), strengths))
+    strengths.set(values)
+    return strengths, strengths_handle
+
+
+def baked(layer, uses, values):
+    twin = copy.deepcopy(layer)
+    twin._forward_hooks.clear()
+    twin.weight += compose(layer.weight, list(zip(uses, values, strict=True))).weight
+    return twin
+
+
+def distance(a, b):
+    return float((a - b).abs().max() / (b.max() - b.min()))
+
+
+@pytest.mark.parametrize("values", [(0.7, 0.0, -0.5), (0.0, 1.3, 0.0), (1.0, 1.0, 1.0)])
+def test_the_branch_equals_the_baked_weight(layer, values):
+    uses = [network(layer, 4, 1), network(layer, 8, 2), network(layer, 4, 3, WITHOUT_LOW_RANK)]
+    x = an_input(layer)
+    plain = layer(x)
+    branched(layer, uses, values)
+    expected = baked(layer, uses, values)(x)
+    assert distance(layer(x), expected) <= 1e-12
+    # The controls: without the networks, and with one strength off by 5 %, it differs clearly.
+    assert distance(plain, expected) > 1e-2
+    off = [1.05 * value for value in values]
+    assert distance(layer(x), baked(layer, uses, off)(x)) > 1e-4
+
+
+def test_nothing_acts_at_strength_zero(layer):
+    x = an_input(layer)
+    plain = layer(x)
+    uses = [network(layer, 4, 1), network(layer, 4, 2, WITHOUT_LOW_RANK)]
+    strengths, _ = branched(layer, uses, (0.5, 0.5))
+    assert not torch.equal(layer(x), plain)
+    strengths.clear()
+    assert torch.equal(layer(x), plain)
+
+
+def test_a_strength_may_change_between_evaluations(layer):
+    x = an_input(layer)
+    uses = [network(layer, 4, 1)]
+    strengths, _ = branched(layer, uses, (1.0,))
+    for value in (1.0, 0.25, -2.0):
+        strengths.set([value])
+        assert distance(layer(x), baked(layer, uses, [value])(x)) <= 1e-12
+
+
+def test_the_padding_mode_is_read_when_the_layer_runs():
+    torch.manual_seed(0)
+    layer = LAYERS["conv3x3"]().double().requires_grad_(False)
+    uses, x = [network(layer, 4, 1)], an_input(layer)
+    branched(layer, uses, (1.0,))
+    before = layer(x)
+    layer.padding_mode = "circular"
+    assert distance(layer(x), baked(layer, uses, (1.0,))(x)) <= 1e-12
+    assert distance(before, layer(x)) > 1e-2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_the_branch_follows_the_dtype_of_the_input(layer, dtype):
+    uses = [network(layer, 4, 1)]
+    exact = baked(layer, uses, (0.7,))(an_input(layer))
+    branched(layer, uses, (0.7,))
+    output = layer.to(dtype)(an_input(layer, dtype))
+    assert output.dtype == dtype
+    # Some roundings of the dtype's precision.
+    assert distance(output.double(), exact) < 8 * torch.finfo(dtype).eps
+
+
+def storage(tensor):
+    return tensor.untyped_storage().data_ptr()
+
+
+class Recorder(TorchDispatchMode):
+    """The name and the size of every result of torch's operations that is not a view of an argument."""
+
+    def __init__(self):
+        super().__init__()
+        self.results = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        given = {storage(value) for value in args if isinstance(value, torch.Tensor)}
+        if isinstance(result, torch.Tensor) and (
+            storage(result) not in given or "copy_" in function.name()
+        ):
+            self.results.append((function.name(), result.numel()))
+        return result
+
+
+def test_no_tensor_of_the_weights_size_is_made(layer):
+    uses = [network(layer, 4, 1), network(layer, 8, 2)]
+    strengths, _ = branched(layer, uses, (0.7, 0.3))
+    x = an_input(layer)
+    with Recorder() as live:
+        for value in (0.2, 0.4, 0.6):
+            strengths.set([value, 1.0])
+            layer(x)
+    assert live.results
+    assert layer.weight.numel() not in {size for _, size in live.results}
+    # The control: the recorder sees the weight that a merge makes.
+    with Recorder() as merge:
+        compose(layer.weight, [(uses[0], 1.0)])
+    assert layer.weight.numel() in {size for _, size in merge.results}
+
+
+def test_a_new_strength_is_one_write_for_all_layers():
+    torch.manual_seed(0)
+    layers = [make().double().requires_grad_(False) for make in LAYERS.values()]
+    strengths = Strengths(2)
+    for layer in layers:
+        uses = [(0, network(layer, 4, 1)), (1, network(layer, 8, 2))]
+        attach(layer, Branch(layer, uses, strengths))
+    strengths.set([1.0, 1.0])
+    for layer in layers:
+        layer(an_input(layer))
+    with Recorder() as recorder:
+        strengths.set([0.5, 0.25])
+    writes = [size for name, size in recorder.results if name.startswith("aten::copy_")]
+    assert writes == [len(layers) * (4 + 8)]
+
+
+def test_the_layer_itself_is_left_alone(layer):
+    before = {name: tensor.clone() for name, tensor in layer.state_dict().items()}
+    attributes, pointer = set(vars(layer)), layer.weight.data_ptr()
+    _, handle = branched(layer, [network(layer, 4, 1)], (1.0,))
+    layer(an_input(layer))
+    after = layer.state_dict()
+    assert set(vars(layer)) == attributes
+    assert list(after) == list(before)
+    assert all(torch.equal(after[name], before[name]) for name in before)
+    assert layer.weight.data_ptr() == pointer
+    handle.remove()
+    assert len(layer._forward_hooks) == 0
+
+
+def test_a_type_that_needs_the_whole_weight_is_refused():
+    layer = LAYERS["linear"]().double()
+    dense = replace(LORA, low_rank=None, output=None)
+    with pytest.raises(UsageError, match="LoRA / LoCon cannot be applied live"):
+        Branch(layer, [(0, network(layer, 4, 1, dense))], Strengths(1))
