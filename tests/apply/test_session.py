@@ -1,0 +1,229 @@
+"""A session over a small model: strengths follow the clock, and nothing stays behind."""
+
+import gc
+import weakref
+
+import pytest
+import torch
+from torch import nn
+
+from lib_lora.apply.session import LoadedNetwork, Session
+from lib_lora.networks.compose import compose
+from lib_lora.networks.contract import CreateOptions, LayerNetwork, LayerShape
+from lib_lora.networks.lora import LORA
+from lib_lora.schedule.clock import Clock
+from lib_lora.schedule.grammar import parse_prompt
+
+CLOCK = Clock.from_sigmas([8.0, 4.0, 2.0, 1.0, 0.5, 0.0])
+
+
+class Model(nn.Module):
+    """Two convolutions and a text encoder's layer; `broken` makes it raise between the convolutions."""
+
+    def __init__(self, seed=0):
+        super().__init__()
+        torch.manual_seed(seed)
+        self.first, self.second = nn.Conv2d(4, 8, 3, padding=1), nn.Conv2d(8, 4, 1)
+        self.words = nn.Linear(6, 6)
+        self.broken = False
+        self.double().requires_grad_(False)
+
+    def forward(self, x):
+        hidden = self.first(x)
+        if self.broken:
+            raise ValueError("out of memory")
+        return self.second(hidden)
+
+    def layers(self):
+        return {"unet.first": self.first, "unet.second": self.second, "te1.words": self.words}
+
+    def hooks(self):
+        return sum(len(module._forward_hooks) for module in self.modules())
+
+
+X = torch.randn(2, 4, 5, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+WORDS = torch.randn(2, 3, 6, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+
+
+@pytest.fixture
+def model():
+    return Model()
+
+
+def loaded(model, seed, layers=("unet.first", "unet.second", "te1.words"), name="x"):
+    draw = torch.Generator().manual_seed(seed)
+    networks = {}
+    for layer_id in layers:
+        shape = LayerShape(tuple(model.layers()[layer_id].weight.shape))
+        tensors = LORA.create(shape, CreateOptions(2, 2.0, torch.float64), draw)
+        up = tensors["lora_up.weight"]
+        tensors["lora_up.weight"] = torch.randn(up.shape, generator=draw, dtype=torch.float64)
+        networks[layer_id] = LayerNetwork(LORA, tensors)
+    return LoadedNetwork(name, networks)
+
+
+def uses_of(model, *tags):
+    """Return the use of each tag with a network of its own."""
+    uses = parse_prompt("".join(tags)).uses
+    return [(use, loaded(model, 10 + index)) for index, use in enumerate(uses)]
+
+
+def baked(uses, strengths, seed=0):
+    """Return a twin of the model whose weights hold the networks at these strengths."""
+    twin = Model(seed)
+    for layer_id, layer in twin.layers().items():
+        pairs = [
+            (network.layers[layer_id], s) for (_, network), s in zip(uses, strengths, strict=True)
+        ]
+        layer.weight += compose(layer.weight, pairs).weight
+    return twin
+
+
+def distance(a, b):
+    return float((a - b).abs().max() / (b.max() - b.min()))
+
+
+def test_strengths_follow_the_schedules(model):
+    uses = uses_of(model, "<lora:a:0@0,1@1>", "<lora:b:0.5:start=1:stop=3>")
+    with Session(uses) as session:
+        session.open(model.layers())
+        session.begin_pass(CLOCK)
+        for step, level in enumerate(CLOCK.levels):
+            assert session.step(level).step == step
+            # A ramp over five evaluations, and steps 1 and 2.
+            expected = (step / 4, 0.5 if step in (1, 2) else 0.0)
+            assert distance(model(X), baked(uses, expected)(X)) <= 1e-12
+            # The control: a ramp that is off by 5 % is told apart.
+            if step:
+                wrong = baked(uses, (1.05 * expected[0], expected[1]))
+                assert distance(model(X), wrong(X)) > 1e-4
+    assert torch.equal(model(X), Model()(X))
+
+
+def test_networks_with_equal_names_add_up(model):
+    (use, network), (again, _) = uses_of(model, "<lora:a:0.3>", "<lora:a:0.4>")
+    with Session([(use, network), (again, network)]) as session:
+        session.open(model.layers())
+        session.begin_pass(CLOCK)
+        session.step(8.0)
+        assert distance(model(X), baked([(use, network)], [0.7])(X)) <= 1e-12
+
+
+def test_text_encoders_take_their_own_strengths(model):
+    uses = uses_of(model, "<lora:a:0.25@0,1@1:2>", "<lora:b:0.5:2>")
+    with Session(uses) as session:
+        session.open(model.layers())
+        session.begin_pass(CLOCK)
+        session.encode()
+        assert distance(model.words(WORDS), baked(uses, (0.25, 0.5)).words(WORDS)) <= 1e-12
+        assert torch.equal(model(X), Model()(X))
+        session.encode({0: 0.75})
+        assert distance(model.words(WORDS), baked(uses, (0.75, 0.5)).words(WORDS)) <= 1e-12
+        session.step(8.0)
+        assert distance(model(X), baked(uses, (2.0, 2.0))(X)) <= 1e-12
+        assert torch.equal(model.words(WORDS), Model().words(WORDS))
+
+
+def test_nothing_acts_before_the_first_step_and_after_disarming(model):
+    plain = Model()(X)
+    with Session(uses_of(model, "<lora:a:1>")) as session:
+        session.open(model.layers())
+        assert torch.equal(model(X), plain)
+        with pytest.raises(RuntimeError, match="begin_pass"):
+            session.step(8.0)
+        session.begin_pass(CLOCK)
+        assert torch.equal(model(X), plain)
+        session.step(8.0)
+        assert not torch.equal(model(X), plain)
+        session.disarm()
+        assert torch.equal(model(X), plain)
+        session.step(4.0)
+        session.begin_pass(CLOCK)
+        assert torch.equal(model(X), plain)
+
+
+def run(model, uses, broken_at):
+    """Walk a pass whose evaluation of the model at one index raises."""
+    with Session(uses) as session:
+        session.open(model.layers())
+        session.begin_pass(CLOCK)
+        for index, level in enumerate(CLOCK.levels):
+            session.step(level)
+            model.broken = index == broken_at
+            model(X)
+
+
+def test_an_exception_leaves_the_model_as_it_was(model):
+    with pytest.raises(ValueError, match="out of memory"):
+        run(model, uses_of(model, "<lora:a:1>"), broken_at=3)
+    model.broken = False
+    assert model.hooks() == 0
+    assert torch.equal(model(X), Model()(X))
+
+
+def test_hooks_stand_on_touched_layers_only_and_go(model):
+    (use, _), *_ = uses_of(model, "<lora:a:1>")
+    session = Session([(use, loaded(model, 1, layers=("unet.second",)))])
+    session.open(model.layers())
+    session.open(model.layers())
+    assert (model.hooks(), len(model.second._forward_hooks)) == (1, 1)
+    session.close()
+    session.close()
+    assert model.hooks() == 0
+
+
+def test_every_method_is_harmless_after_close(model):
+    session = Session(uses_of(model, "<lora:a:1>"))
+    session.open(model.layers())
+    session.begin_pass(CLOCK)
+    session.close()
+    session.step(8.0)
+    session.encode()
+    session.rebind(model.layers())
+    session.disarm()
+    assert model.hooks() == 0
+    assert torch.equal(model(X), Model()(X))
+
+
+def test_tensors_are_freed_on_close(model):
+    session = Session(uses_of(model, "<lora:a:1>"))
+    session.open(model.layers())
+    session.begin_pass(CLOCK)
+    session.step(8.0)
+    model(X)
+    network = session._uses[0][1].layers["unet.first"]
+    kept = weakref.ref(network.tensors["lora_down.weight"])
+    del network
+    session.close()
+    gc.collect()
+    assert kept() is None
+
+
+def test_rebinding_moves_the_branches(model):
+    uses = uses_of(model, "<lora:a:0@0,1@1>")
+    other = Model(seed=5)
+    with Session(uses) as session:
+        session.open(model.layers())
+        session.begin_pass(CLOCK)
+        session.step(2.0)
+        session.rebind(other.layers())
+        assert model.hooks() == 0
+        session.step(1.0)
+        assert distance(other(X), baked(uses, [0.75], seed=5)(X)) <= 1e-12
+
+
+def test_layers_that_the_model_lacks_are_named_in_the_log(model, caplog):
+    with Session(uses_of(model, "<lora:a:1>")) as session:
+        session.open({"unet.first": model.first})
+    assert "'te1.words', 'unet.second'" in caplog.text
+
+
+def test_the_hires_pass_is_told_apart(model):
+    uses = uses_of(model, "<lora:a:0@0,1@1>")
+    with Session(uses) as session:
+        session.open(model.layers())
+        session.begin_pass(CLOCK)
+        session.step(0.5)
+        session.begin_pass(Clock.from_sigmas([2.0, 1.0, 0.5]), "hires")
+        session.step(1.0)
+        assert distance(model(X), baked(uses, [0.5])(X)) <= 1e-12
