@@ -76,7 +76,7 @@ def draw_lines(
     left, top, right, bottom = box
     s = SUPERSAMPLING
     size = (s * (right - left), s * (bottom - top))
-    layer = canvas.crop(box).resize(size)
+    layer = canvas.crop(box).resize(size, Image.Resampling.NEAREST)
     inset = s * width / 2
     for points, colour in lines:
         path = [
