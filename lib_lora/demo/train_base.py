@@ -30,7 +30,7 @@ def make_base(work: Path, out: Path, steps: int = UNET_STEPS) -> None:
     training = train_denoiser.Training(pool, encoder, steps)
     training.run(work / "state.pt")
     unet, averaged_encoder = training.averaged()
-    write_base(out, unet, averaged_encoder, vae)
+    write_base(out, unet, averaged_encoder, train_vae.widen_first_level(vae))
 
 
 def write_base(out: Path, unet: nn.Module, encoder: nn.Module, vae: nn.Module) -> None:

@@ -18,13 +18,13 @@ from PIL import Image
 from torch.nn import functional
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer
 
-from lib_lora.demo import scenes
+from lib_lora.demo import scenes, train_vae
 from lib_lora.demo.measure import measured_colour, measured_shape
 from lib_lora.demo.train_vae import CONFIG_DIR, SCALING_FACTOR, to_tensor
 
 log = logging.getLogger(__name__)
 
-POOL = 24_000
+POOL = 16_000
 TEXT_STEPS = 600
 BATCH = 32
 PEAK_RATE, TEXT_RATE = 1e-3, 2e-4
@@ -230,8 +230,7 @@ class Training:
         """Log how many of 48 validation prompts show the asked colour and shape, and keep the pictures."""
         rng = random.Random(self.step)
         asked = [scenes.random_scene(rng) for _ in range(48)]
-        vae = AutoencoderKL.from_config(AutoencoderKL.load_config(str(CONFIG_DIR / "vae")))
-        vae.load_state_dict(torch.load(folder / "vae.pt", weights_only=True))
+        vae = train_vae.train(folder)
         unet, encoder = self.averaged()
         pictures = generate(unet, encoder, vae, [scenes.caption(s, rng) for s in asked])
         colours = sum(measured_colour(p) == s.colour for p, s in zip(pictures, asked, strict=True))

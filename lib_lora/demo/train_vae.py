@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import random
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -25,10 +26,24 @@ log = logging.getLogger(__name__)
 CONFIG_DIR = Path(__file__).with_name("model")
 PHOTOGRAPHS = ("astronaut", "chelsea", "coffee", "rocket", "hubble_deep_field", "retina")
 SCALING_FACTOR = 0.18215
+# The first level is widened after training: SD1's key set needs neighbouring levels of different widths, training does not.
+TRAINED_WIDTHS = (32, 32, 64, 64)
 KL_WEIGHT = 3e-4
-# (side in pixels, pictures per step, steps): small crops first, they give four times the steps for the same work.
-STAGES = ((32, 24, 1400), (64, 12, 350))
-PEAK_RATE = 2e-3
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """A stretch of training under one rate that rises, then falls to near zero; stages are (side, pictures, steps)."""
+
+    peak: float
+    stages: tuple[tuple[int, int, int], ...]
+
+
+# Small crops first: they give four times the steps for the same work.
+ROUNDS = (
+    Round(2e-3, ((32, 24, 1400), (64, 12, 350))),
+    Round(1e-3, ((64, 8, 600),)),
+)
 
 
 def photograph_parts() -> tuple[list[Image.Image], list[Image.Image]]:
@@ -81,13 +96,13 @@ def to_tensor(pictures: list[Image.Image]) -> torch.Tensor:
 def training_batch(
     photos: list[Image.Image], side: int, count: int, rng: random.Random
 ) -> torch.Tensor:
-    """Draw half of a batch as scenes, a third as photograph crops and the rest as free drawings."""
+    """Draw five in eight of a batch as scenes, a quarter as photograph crops and the rest as free drawings."""
     pictures = []
     for k in range(count):
-        if k < count // 2:
+        if k < count * 5 // 8:
             scene = scenes.draw(scenes.random_training_scene(rng), rng, 64)
             pictures.append(_window(scene, side, rng))
-        elif k < count // 2 + count // 3:
+        elif k < count * 7 // 8:
             pictures.append(random_crop(rng.choice(photos), side, rng))
         else:
             pictures.append(free_drawing(side, rng))
@@ -103,36 +118,64 @@ def train(folder: Path, seed: int = 0) -> AutoencoderKL:
     """Train the autoencoder, save it as `folder`/vae.pt and return it; a finished one is only loaded."""
     torch.manual_seed(seed)
     rng = random.Random(seed)
-    vae = AutoencoderKL.from_config(AutoencoderKL.load_config(str(CONFIG_DIR / "vae")))
+    config = AutoencoderKL.load_config(str(CONFIG_DIR / "vae"))
+    vae = AutoencoderKL.from_config({**config, "block_out_channels": TRAINED_WIDTHS})
     finished = folder / "vae.pt"
     if finished.exists():
         vae.load_state_dict(torch.load(finished, weights_only=True))
         return vae.eval()
     photos, held_out = photograph_parts()
-    optimizer = torch.optim.AdamW(vae.parameters(), lr=PEAK_RATE, betas=(0.9, 0.99), weight_decay=0)
-    total = sum(steps for _, _, steps in STAGES)
-    done = 0
-    for side, count, steps in STAGES:
-        for _ in range(steps):
-            for group in optimizer.param_groups:
-                group["lr"] = _rate(done, total)
-            loss = _loss(vae, training_batch(photos, side, count, rng))
-            optimizer.zero_grad()
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(vae.parameters(), 1.0)
-            optimizer.step()
-            done += 1
-            if done % 50 == 0:
-                log.info("vae step %d of %d, loss %.4f", done, total, loss.item())
-    fit_latents(vae, training_batch(photos, 64, 256, rng), drawings=128)
+    for stretch in ROUNDS:
+        _train_round(vae, stretch, photos, rng)
+    fit_latents(vae, training_batch(photos, 64, 256, rng), drawings=160)
     log.info("held-out photographs at 128 px: %.2f dB", photograph_psnr(vae, held_out))
     torch.save(vae.state_dict(), finished)
     return vae.eval()
 
 
-def _rate(step: int, total: int) -> float:
-    warm = min(1.0, (step + 1) / 50)
-    return PEAK_RATE * warm * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * step / total)))
+def _train_round(
+    vae: AutoencoderKL, stretch: Round, photos: list[Image.Image], rng: random.Random
+) -> None:
+    optimizer = torch.optim.AdamW(vae.parameters(), betas=(0.9, 0.99), weight_decay=0)
+    total = sum(steps for _, _, steps in stretch.stages)
+    batches = [(side, count) for side, count, steps in stretch.stages for _ in range(steps)]
+    for done, (side, count) in enumerate(batches):
+        warm = min(1.0, (done + 1) / 50)
+        falling = 0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * done / total))
+        for group in optimizer.param_groups:
+            group["lr"] = stretch.peak * warm * falling
+        loss = _loss(vae, training_batch(photos, side, count, rng))
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(vae.parameters(), 1.0)
+        optimizer.step()
+        if (done + 1) % 50 == 0:
+            log.info("vae step %d of %d, loss %.4f", done + 1, total, loss.item())
+
+
+@torch.no_grad()
+def widen_first_level(narrow: AutoencoderKL) -> AutoencoderKL:
+    """Return an autoencoder with a first level of twice the width that computes exactly the same (Net2Net, Chen et al., 2016).
+
+    Every channel of the level is there twice, and what reads them halves its weights. The two channels share a normalisation
+    group, so its statistics stay. Where the width now changes, the identity that a resnet added becomes its shortcut.
+    """
+    widths = narrow.config["block_out_channels"]
+    wider = (2 * widths[0], *widths[1:])
+    wide = AutoencoderKL.from_config({**narrow.config, "block_out_channels": wider}).eval()
+    state = narrow.state_dict()
+    last = len(widths) - 1
+    for resnet in ("encoder.down_blocks.1.resnets.0", f"decoder.up_blocks.{last}.resnets.0"):
+        state[f"{resnet}.conv_shortcut.weight"] = torch.eye(widths[0])[:, :, None, None]
+        state[f"{resnet}.conv_shortcut.bias"] = torch.zeros(widths[0])
+    for key, tensor in wide.state_dict().items():
+        found = state[key]
+        if tensor.dim() > 1 and tensor.shape[1] != found.shape[1]:
+            found = found.repeat_interleave(2, dim=1) / 2
+        if tensor.shape[0] != found.shape[0]:
+            found = found.repeat_interleave(2, dim=0)
+        tensor.copy_(found)
+    return wide
 
 
 def _loss(vae: AutoencoderKL, pictures: torch.Tensor) -> torch.Tensor:
