@@ -23,7 +23,7 @@ CREAM = (248, 246, 240)
 ICING_OUTER, ICING_INNER, HOLE = 0.91, 0.53, 0.46
 
 # Stripes run diagonally; both lengths are shares of the picture's side.
-STRIPE_PERIOD, STRIPE_WIDTH = 0.17, 0.075
+STRIPE_PERIOD, STRIPE_WIDTH = 0.2, 0.09
 
 
 @dataclass(frozen=True, slots=True)
