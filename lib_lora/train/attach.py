@@ -1,0 +1,108 @@
+"""Fresh networks on the live layers of a base model: side branches by forward hooks, nothing written into a module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from lib_lora.errors import UnmatchedError
+from lib_lora.families.table import Family, Layer
+from lib_lora.networks.compose import NETWORK_TYPES
+from lib_lora.networks.contract import CreateOptions, LayerShape, NetworkType
+from lib_lora.train.config import NetworkConfig
+from lib_lora.train.objective import stream
+
+RESNET_ENDINGS = (
+    *(".conv1", ".conv2", ".conv_shortcut", ".time_emb_proj"),
+    *("downsamplers.0.conv", "upsamplers.0.conv"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Attached:
+    """A network in training: its tensors by layer id and suffix, and the hooks that add its output."""
+
+    type: NetworkType
+    tensors: Mapping[str, Mapping[str, Tensor]]
+    handles: tuple[RemovableHandle, ...]
+
+    def trainable(self, component: str) -> list[Tensor]:
+        """List the tensors of one component that training changes, in the order of the layers."""
+        return [
+            tensors[suffix]
+            for id_, tensors in self.tensors.items()
+            if id_.startswith(f"{component}.")
+            for suffix in sorted(self.type.trainable)
+        ]
+
+    def detach(self) -> None:
+        """Take the hooks off; the modules compute what they computed before."""
+        for handle in self.handles:
+            handle.remove()
+
+
+def trained_components(config: NetworkConfig) -> tuple[str, ...]:
+    """Name the components that a configuration trains."""
+    return ("unet",) * config.unet + ("te1",) * config.text_encoder
+
+
+def selected_layers(
+    family: Family, layers: Mapping[str, Layer], config: NetworkConfig
+) -> dict[str, Layer]:
+    """Return the layers to train: the family's default set, and the resnets' layers when convolutions are asked for."""
+    endings = family.trained_by_default + (RESNET_ENDINGS if config.conv_rank else ())
+    components = trained_components(config)
+    return {
+        id_: layer
+        for id_, layer in layers.items()
+        if layer.component in components and layer.path.endswith(endings)
+    }
+
+
+def attach(
+    config: NetworkConfig,
+    layers: Mapping[str, Layer],
+    modules: Mapping[str, nn.Module],
+    seed: int,
+    dtype: torch.dtype = torch.float32,
+) -> Attached:
+    """Put a fresh network on each layer's live module. Its tensors lie on the module's device and are leaves that ask for gradients.
+
+    dtype: of the tensors; the base model's own may be smaller. Every layer draws from its own stream, so that its start does not
+    depend on which others are trained. Raises UnmatchedError when there is no layer to train.
+    """
+    if not layers:
+        raise UnmatchedError("The base model has no layer that this configuration would train.")
+    kind = next(kind for kind in NETWORK_TYPES if kind.id == config.type)
+    tensors, handles = {}, []
+    for id_, layer in layers.items():
+        module = modules[id_]
+        options = _options(config, LayerShape(layer.shape), dtype)
+        fresh = kind.create(LayerShape(tuple(module.weight.shape)), options, stream(seed, id_))
+        for suffix in kind.trainable:
+            fresh[suffix] = fresh[suffix].to(module.weight.device).requires_grad_(True)
+        tensors[id_] = fresh
+        handles.append(module.register_forward_hook(_branch(kind, fresh)))
+    return Attached(kind, tensors, tuple(handles))
+
+
+def _options(config: NetworkConfig, shape: LayerShape, dtype: torch.dtype) -> CreateOptions:
+    """Return rank and alpha of a layer; a 3x3 convolution has its own rank and the same scale."""
+    if any(size > 1 for size in shape.kernel):
+        alpha = config.alpha * config.conv_rank / config.rank
+        return CreateOptions(config.conv_rank, alpha, dtype)
+    return CreateOptions(config.rank, config.alpha, dtype)
+
+
+def _branch(kind: NetworkType, tensors: Mapping[str, Tensor]) -> Callable[..., Tensor]:
+    def add_output(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        (x,) = args
+        # Only what is trained takes the base's dtype: a rounded alpha would change the scale.
+        cast = {s: t.to(x.dtype) if s in kind.trainable else t for s, t in tensors.items()}
+        return output + kind.output(cast, x, module)
+
+    return add_output

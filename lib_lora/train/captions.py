@@ -1,0 +1,21 @@
+"""The caption of a picture: the text file beside it, or what stands in for one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from lib_lora.errors import FileFormatError
+
+
+def read_caption(picture: Path, default: str) -> str:
+    """Return the text beside a picture in one line, `default` when there is none; raises FileFormatError when it is not UTF-8."""
+    file = picture.with_suffix(".txt")
+    if not file.is_file():
+        return default
+    try:
+        text = file.read_text("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise FileFormatError(
+            f"has a caption that is not UTF-8 text (byte {error.start} of {file.name})"
+        ) from None
+    return " ".join(text.split())

@@ -1,0 +1,225 @@
+"""The steps of a training, from tensors alone: draw, predict, weigh, update, and what is watched and asked on the way."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from lib_lora.errors import LoraError
+from lib_lora.train.config import TrainConfig
+from lib_lora.train.objective import (
+    Draws,
+    add_noise,
+    noise_levels,
+    rows_at,
+    snr_weights,
+    training_draws,
+    validation_draws,
+    weighted_loss,
+)
+from lib_lora.train.optim import Optimizer
+
+Asked = Literal["stop", "pause", "save"]
+Ending = Literal["done", "stopped", "paused"]
+
+READ_EVERY_ON_GPU = 10
+VALIDATION_BATCH = 16
+TIMED_READINGS = 20
+
+
+class Watcher(Protocol):
+    """Who follows a training and may ask something of it between two steps."""
+
+    def stage(self, name: str, step: int = 0, total: int = 0) -> None:
+        """Hear that a stage begins or has come this far."""
+        ...
+
+    def step(self, step: int, total: int, loss: float, rate: float, seconds_left: float) -> None:
+        """Hear that a step is done; steps count from 1."""
+        ...
+
+    def validation(self, step: int, loss: float) -> None:
+        """Hear the loss on the fixed draws after so many steps."""
+        ...
+
+    def note(self, sentence: str) -> None:
+        """Hear a sentence for the person."""
+        ...
+
+    def asked(self) -> Asked | None:
+        """Return the oldest command that is not answered yet."""
+        ...
+
+    def answer(self, result: str) -> None:
+        """Answer the command that `asked` returned last."""
+        ...
+
+
+class Keeper(Protocol):
+    """Who writes a training to disk."""
+
+    def state(self, step: int) -> None:
+        """Write what a resumed run needs after so many steps."""
+        ...
+
+    def network(self, step: int) -> str:
+        """Write the network as it is after so many steps and return the file's name."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Material:
+    """What the loss is computed from, all on one device.
+
+    context: caption rows (batch,) -> embeddings (batch, tokens, width); latents: (pictures, channels, height, width) in the dtype
+    of the loss; captions: (pictures,), the caption row of each picture, row 0 being the empty caption; epoch: the rows of one
+    epoch, repeats included, on the CPU; compute: the dtype of the UNet.
+    """
+
+    unet: nn.Module
+    context: Callable[[Tensor], Tensor]
+    latents: Tensor
+    captions: Tensor
+    epoch: Tensor
+    gamma: float
+    compute: torch.dtype = torch.float32
+    levels: Tensor = field(init=False)
+    weights: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        levels = noise_levels()
+        object.__setattr__(self, "levels", levels.to(self.latents))
+        object.__setattr__(self, "weights", snr_weights(levels, self.gamma).to(self.latents))
+
+    def loss(self, draws: Draws) -> Tensor:
+        """Return the weighted loss of one forward pass as a scalar tensor."""
+        draws = draws.to(self.latents.device)
+        latents, noise = self.latents[draws.rows], draws.noise.to(self.latents.dtype)
+        noisy = add_noise(latents, noise, self.levels[draws.times]).to(self.compute)
+        context = self.context(self.captions[draws.rows].masked_fill(draws.empty, 0))
+        prediction = self.unet(noisy, draws.times, encoder_hidden_states=context).sample
+        return weighted_loss(prediction, noise, self.weights[draws.times])
+
+
+class Loop:
+    """A training at some step."""
+
+    def __init__(self, material: Material, optimizer: Optimizer, config: TrainConfig) -> None:
+        self.material, self.optimizer, self.config = material, optimizer, config
+        self.done = 0
+        self.validations: dict[int, float] = {}
+        self._pending: list[tuple[int, Tensor, float]] = []
+        self._since = time.monotonic()
+        self._durations: deque[float] = deque(maxlen=TIMED_READINGS)
+
+    def resume(
+        self, done: int, tensors: Mapping[str, Tensor], validations: Mapping[int, float]
+    ) -> None:
+        """Go on after `done` steps from what the optimizer's `state` and `validations` were then."""
+        self.optimizer.restore(tensors, done)
+        self.done, self.validations = done, dict(validations)
+
+    def run(self, watcher: Watcher, keeper: Keeper) -> Ending:
+        """Train to the last step, or to where someone asks to stop or pause; raises LoraError when the loss is not finite."""
+        steps, saving = self.config.schedule.steps, self.config.saving
+        self._since = time.monotonic()
+        if self.done == 0:
+            self._validate(0, watcher)
+        for done in range(self.done + 1, steps + 1):
+            self._pending.append((done, *self.step(done - 1)))
+            self.done = done
+            if len(self._pending) >= self._read_every():
+                self._read_losses(watcher)
+            if _due(done, self.config.loss.validation_every) or done == steps:
+                self._validate(done, watcher)
+            if _due(done, saving.every) and done < steps:
+                self._read_losses(watcher)
+                keeper.network(done)
+            if _due(done, saving.state_every) and done < steps:
+                self._read_losses(watcher)
+                keeper.state(done)
+            if done < steps and (ending := self._obey(done, watcher, keeper)):
+                return ending
+        self._read_losses(watcher)
+        return "done"
+
+    def step(self, step: int) -> tuple[Tensor, float]:
+        """Take one optimizer step, 0-based, and return its loss (a scalar tensor, not yet read) and rate."""
+        schedule, seed = self.config.schedule, self.config.run.seed
+        total = torch.zeros((), device=self.material.latents.device)
+        for part in range(schedule.accumulate):
+            position = step * schedule.accumulate + part
+            rows = rows_at(seed, position * schedule.batch, schedule.batch, self.material.epoch)
+            dropout = self.config.data.caption_dropout
+            shape = self.material.latents.shape
+            draws = training_draws(seed, position, rows, shape, dropout)
+            loss = self.material.loss(draws) / schedule.accumulate
+            loss.backward()
+            total = total + loss.detach()
+        return total, self.optimizer.step(step)
+
+    @torch.no_grad()
+    def validate(self) -> float:
+        """Return the loss on the fixed draws."""
+        count = self.config.loss.validation_draws
+        draws = validation_draws(self.config.run.seed, count, self.material.latents.shape)
+        total = 0.0
+        for part in torch.arange(count).split(VALIDATION_BATCH):
+            piece = Draws(draws.rows[part], draws.times[part], draws.noise[part], draws.empty[part])
+            total += float(self.material.loss(piece)) * len(part)
+        return total / count
+
+    def _read_every(self) -> int:
+        """Reading a loss makes the CPU wait for the GPU, so there it is done for several steps at once."""
+        return READ_EVERY_ON_GPU if self.material.latents.is_cuda else 1
+
+    def _read_losses(self, watcher: Watcher) -> None:
+        if not self._pending:
+            return
+        total, (pending, self._pending) = self.config.schedule.steps, (self._pending, [])
+        losses = [float(tensor) for _, tensor, _ in pending]
+        pace = self._pace(len(pending))
+        for (step, _, rate), loss in zip(pending, losses, strict=True):
+            if not math.isfinite(loss):
+                raise LoraError(
+                    f"The loss is {loss} at step {step}: lower the rates, or compute in fp32. "
+                    "What was saved before is still there."
+                )
+            watcher.step(step, total, loss, rate, (total - step) * pace)
+
+    def _pace(self, steps: int) -> float:
+        """Return the seconds per step, a mean over the last readings; this one is of `steps` steps."""
+        now = time.monotonic()
+        self._durations.append((now - self._since) / steps)
+        self._since = now
+        return sum(self._durations) / len(self._durations)
+
+    def _validate(self, done: int, watcher: Watcher) -> None:
+        if self.config.loss.validation_draws:
+            self._read_losses(watcher)
+            self.validations[done] = self.validate()
+            watcher.validation(done, self.validations[done])
+            self._since = time.monotonic()
+
+    def _obey(self, done: int, watcher: Watcher, keeper: Keeper) -> Ending | None:
+        while asked := watcher.asked():
+            self._read_losses(watcher)
+            keeper.state(done)
+            if asked == "pause":
+                watcher.answer(f"Paused after step {done}.")
+                return "paused"
+            watcher.answer(f"Saved {keeper.network(done)} after step {done}.")
+            if asked == "stop":
+                return "stopped"
+        return None
+
+
+def _due(done: int, every: int) -> bool:
+    return every > 0 and done % every == 0

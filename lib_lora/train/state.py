@@ -1,0 +1,64 @@
+"""What a training leaves on disk: the state it resumes from, and the network files."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from lib_lora.errors import LoraError
+from lib_lora.formats.stream import TensorReader, write_tensors
+
+SPARE_BYTES = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """A training after `step` steps: the optimizer's tensors, and the validation losses so far by step."""
+
+    step: int
+    tensors: Mapping[str, Tensor]
+    validations: Mapping[int, float]
+
+
+def write_state(folder: Path, state: State) -> None:
+    """Write a state under its own name, whole or not at all, then remove the older ones."""
+    folder.mkdir(exist_ok=True)
+    file = folder / f"{state.step:07d}.safetensors"
+    losses = {f"validation {step}": repr(loss) for step, loss in state.validations.items()}
+    write_tensors(file, state.tensors, {"step": str(state.step), **losses})
+    for other in _files(folder):
+        if other.name < file.name:
+            other.unlink()
+
+
+def read_state(folder: Path) -> State | None:
+    """Read the newest state, `None` when there is none."""
+    files = _files(folder)
+    if not files:
+        return None
+    with TensorReader(files[-1]) as reader:
+        told = reader.header.metadata
+        tensors = {key: reader.read(key) for key in reader.header.tensors}
+    validations = {
+        int(key.split()[1]): float(loss)
+        for key, loss in told.items()
+        if key.startswith("validation ")
+    }
+    return State(int(told["step"]), tensors, validations)
+
+
+def check_space(folder: Path, needed: int) -> None:
+    """Raise LoraError when a folder's disk has less than `needed` bytes and a little to spare."""
+    free = shutil.disk_usage(folder).free
+    if free < needed + SPARE_BYTES:
+        raise LoraError(
+            f"{folder} has {free / 1e6:.0f} MB free and {(needed + SPARE_BYTES) / 1e6:.0f} MB are needed."
+        )
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.safetensors"))

@@ -1,0 +1,279 @@
+"""A whole training: from a configuration to a network file, stage by stage, or onward from where it was left."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from lib_lora.errors import LoraError, UsageError
+from lib_lora.formats.checkpoint import Checkpoint, open_checkpoint
+from lib_lora.formats.metadata import TrainedFacts, base_facts, trained_metadata
+from lib_lora.formats.network_file import write_network
+from lib_lora.train.attach import Attached, attach, selected_layers
+from lib_lora.train.base_model import live_modules, load_base_model
+from lib_lora.train.cache import Captions, Latents, encode_captions, encode_pictures, tokenize
+from lib_lora.train.config import TrainConfig
+from lib_lora.train.dataset import Picture, find_pictures
+from lib_lora.train.loop import Ending, Loop, Material, Watcher
+from lib_lora.train.optim import Optimizer, flatten
+from lib_lora.train.state import State, check_space, read_state, write_state
+
+COMPUTE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+SAVED_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+NAMED_PROBLEMS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """How a training ended: the network file when it is done, the steps taken, and the validation losses by step."""
+
+    ending: Ending
+    step: int
+    file: Path | None
+    validations: Mapping[int, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What the steps compute with, the modules that are trained, and the pictures that were readable."""
+
+    material: Material
+    modules: Mapping[str, nn.Module]
+    pictures: tuple[Picture, ...]
+
+
+class Left(Exception):  # noqa: N818 - an ending, not an error
+    """Someone asked to stop or to pause before the first step."""
+
+    def __init__(self, ending: Ending) -> None:
+        self.ending = ending
+
+
+class Disk:
+    """The files of one training; the loop's `Keeper`."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        folder: Path,
+        loop: Loop,
+        attached: Attached,
+        checkpoint: Checkpoint,
+    ) -> None:
+        self._config, self._folder, self._loop = config, folder, loop
+        self._attached, self._checkpoint = attached, checkpoint
+        self.metadata: Callable[[int], dict[str, str]] = lambda step: {}
+
+    def prepare(self) -> None:
+        """Make the folders; raises LoraError when they cannot hold what the run will write."""
+        saves, out = self._folder / "saves", self._config.saving.out.parent
+        for folder in (saves, out):
+            folder.mkdir(parents=True, exist_ok=True)
+        # A new state is whole before the old one goes, and it holds three numbers for each of the network's.
+        check_space(self._folder, 7 * self._bytes())
+        check_space(out, self._bytes())
+
+    def state(self, step: int) -> None:
+        """Write the state after `step` steps; the loop's `Keeper`."""
+        check_space(self._folder, 3 * self._bytes())
+        tensors = self._loop.optimizer.state()
+        write_state(self._folder / "state", State(step, tensors, self._loop.validations))
+
+    def network(self, step: int) -> str:
+        """Write the network into the run's saves and return the file's name; the loop's `Keeper`."""
+        file = self._folder / "saves" / f"{self._config.saving.out.stem}-{step:06d}.safetensors"
+        self.write(file, step)
+        return file.name
+
+    def write(self, file: Path, step: int) -> None:
+        """Write the network as it is; raises LoraError when the precision of the file cannot hold it."""
+        check_space(file.parent, self._bytes())
+        dtype = SAVED_DTYPES[self._config.saving.dtype]
+        trainable = self._attached.type.trainable
+        tensors = {
+            id_: {s: t.detach().to(dtype) if s in trainable else t for s, t in parts.items()}
+            for id_, parts in self._attached.tensors.items()
+        }
+        for id_, parts in tensors.items():
+            if not all(bool(tensor.isfinite().all()) for tensor in parts.values()):
+                raise LoraError(
+                    f"{id_} has values that {self._config.saving.dtype} cannot hold; save in fp32."
+                )
+        family = self._checkpoint.family
+        dialect, layers = self._config.saving.dialect, self._checkpoint.layers
+        write_network(file, tensors, layers, family.components, dialect, self.metadata(step))
+
+    def _bytes(self) -> int:
+        return 4 * sum(group.flat.numel() for group in self._loop.optimizer.groups)
+
+
+def train(config: TrainConfig, folder: Path, created: datetime | None, watcher: Watcher) -> Result:
+    """Train as configured, onward from the newest state in `folder`/state when there is one.
+
+    folder: the run's, for saves and states; created: the date that the file is to tell, `None` for none. Raises LoraError and its
+    kinds.
+    """
+    device = pick_device(config.run.device)
+    watcher.stage("checkpoint")
+    checkpoint = open_checkpoint(config.model.base)
+    state = read_state(folder / "state") or State(0, {}, {})
+    try:
+        prepared = _prepare(config, checkpoint, device, watcher)
+    except Left as left:
+        return Result(left.ending, state.step, None, state.validations)
+    layers = selected_layers(checkpoint.family, checkpoint.layers, config.network)
+    modules = live_modules(prepared.modules, layers)
+    attached = attach(config.network, layers, modules, config.run.seed)
+    loop = Loop(prepared.material, make_optimizer(config, attached), config)
+    if state.step:
+        loop.resume(state.step, state.tensors, state.validations)
+    disk = Disk(config, folder, loop, attached, checkpoint)
+    disk.metadata = _metadata(config, checkpoint, prepared.pictures, created)
+    disk.prepare()
+    watcher.stage("training", state.step, config.schedule.steps)
+    ending = loop.run(watcher, disk)
+    if ending != "done":
+        return Result(ending, loop.done, None, loop.validations)
+    watcher.stage("saving")
+    disk.write(config.saving.out, loop.done)
+    return Result(ending, loop.done, config.saving.out, loop.validations)
+
+
+def pick_device(asked: str) -> torch.device:
+    """Return the device that a configuration asks for; raises UsageError when there is none such."""
+    if asked == "cuda" and not torch.cuda.is_available():
+        raise UsageError("run.device is cuda, but torch sees no CUDA device. Accepted: auto, cpu.")
+    available = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(available if asked == "auto" else asked)
+
+
+def make_optimizer(config: TrainConfig, attached: Attached) -> Optimizer:
+    """Return the optimizer of an attached network: one group for each component that is trained."""
+    peaks = {"unet": config.optimizer.unet_rate, "te1": config.optimizer.text_encoder_rate}
+    tensors = {name: attached.trainable(name) for name in peaks}
+    groups = [flatten(name, peaks[name], found) for name, found in tensors.items() if found]
+    return Optimizer(groups, config.optimizer, config.schedule)
+
+
+def _prepare(
+    config: TrainConfig, checkpoint: Checkpoint, device: torch.device, watcher: Watcher
+) -> Prepared:
+    """Load the base model and encode the data; what the steps do not need is let go of on the way out."""
+    dataset = find_pictures(config.data.folder, config.data.caption)
+    watcher.stage("base model")
+    base = load_base_model(checkpoint, config.model.config, COMPUTE_DTYPES[config.run.precision])
+
+    def progress(done: int) -> None:
+        watcher.stage("pictures", done, len(dataset.pictures))
+        _leave_if_asked(watcher)
+
+    progress(0)
+    latent, vae = checkpoint.family.latent, base.vae.to(device)
+    latents = encode_pictures(vae, latent, dataset, config.data.size, progress)
+    watcher.stage("captions")
+    captions = tokenize(base.tokenizer, [picture.caption for picture in latents.pictures])
+    _tell(latents, captions, watcher)
+    trained: dict[str, nn.Module] = {"unet": base.unet.to(device)}
+    text_encoder, ids = base.text_encoder.to(device), captions.ids.to(device)
+    if config.network.text_encoder:
+        trained["te1"] = text_encoder
+
+        def context(rows: Tensor) -> Tensor:
+            return text_encoder(ids[rows]).last_hidden_state
+    else:
+        context = encode_captions(text_encoder, ids).__getitem__
+    repeats = torch.tensor([picture.repeats for picture in latents.pictures])
+    material = Material(
+        unet=base.unet,
+        context=context,
+        latents=latents.values.float(),
+        captions=captions.row_of.to(device),
+        epoch=torch.arange(len(repeats)).repeat_interleave(repeats),
+        gamma=config.loss.min_snr_gamma,
+        compute=base.unet.dtype,
+    )
+    return Prepared(material, trained, latents.pictures)
+
+
+def _leave_if_asked(watcher: Watcher) -> None:
+    while asked := watcher.asked():
+        if asked == "save":
+            watcher.answer("There is nothing to save yet.")
+            continue
+        watcher.answer("Left before the first step.")
+        raise Left("paused" if asked == "pause" else "stopped")
+
+
+def _tell(latents: Latents, captions: Captions, watcher: Watcher) -> None:
+    """Say what will be trained on, and name what is not as it seems."""
+    with_caption = sum(bool(picture.caption) for picture in latents.pictures)
+    watcher.note(f"{len(latents.pictures)} pictures, {with_caption} of them with a caption.")
+    for problem in latents.problems[:NAMED_PROBLEMS]:
+        watcher.note(f"Left out: {problem}.")
+    if len(latents.problems) > NAMED_PROBLEMS:
+        watcher.note(f"Left out besides: {len(latents.problems) - NAMED_PROBLEMS} more files.")
+    for text in captions.cut[:NAMED_PROBLEMS]:
+        watcher.note(f"Longer than 75 tokens, its end is not trained: {text[:60]!r}...")
+
+
+def _metadata(
+    config: TrainConfig,
+    checkpoint: Checkpoint,
+    pictures: Iterable[Picture],
+    created: datetime | None,
+) -> Callable[[int], dict[str, str]]:
+    """Return what the file tells of itself after so many steps; the base model's hashes are taken once."""
+    base, pictures = base_facts(checkpoint.path), tuple(pictures)
+
+    def after(step: int) -> dict[str, str]:
+        facts = TrainedFacts(
+            name=config.saving.out.stem,
+            rank=config.network.rank,
+            alpha=config.network.alpha,
+            base=base,
+            resolution=(config.data.size, config.data.size),
+            steps=step,
+            images=len(pictures),
+            created=created,
+            trigger=config.data.caption,
+            tags=_tags(pictures),
+            settings=_settings(config),
+        )
+        return trained_metadata(checkpoint.family, facts)
+
+    return after
+
+
+def _tags(pictures: Iterable[Picture]) -> dict[str, dict[str, int]]:
+    """Count in how many pictures of each folder a caption part, between commas, stands."""
+    counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for picture in pictures:
+        parts = {part.strip() for part in picture.caption.split(",")} - {""}
+        counts[picture.file.parent.name].update(parts)
+    return {folder: dict(found) for folder, found in counts.items()}
+
+
+def _settings(config: TrainConfig) -> dict[str, str | int | float | bool]:
+    """Name the settings in kohya's words."""
+    optimizer, schedule = config.optimizer, config.schedule
+    return {
+        "unet_lr": optimizer.unet_rate if config.network.unet else "None",
+        "text_encoder_lr": optimizer.text_encoder_rate if config.network.text_encoder else "None",
+        "optimizer": f"torch.optim.AdamW(weight_decay={optimizer.weight_decay:g})",
+        "lr_scheduler": schedule.decay,
+        "lr_warmup_steps": schedule.warmup,
+        "max_train_steps": schedule.steps,
+        "total_batch_size": schedule.batch,
+        "gradient_accumulation_steps": schedule.accumulate,
+        "max_grad_norm": optimizer.clip,
+        "min_snr_gamma": config.loss.min_snr_gamma or "None",
+        "caption_dropout_rate": config.data.caption_dropout,
+        "mixed_precision": "no" if config.run.precision == "fp32" else config.run.precision,
+        "seed": config.run.seed,
+    }
