@@ -1,6 +1,6 @@
 """The metadata of a trained LoRA: kohya's `ss_*` keys, which the WebUI shows and other tools read, and ModelSpec's.
 
-All values are texts. Nothing is asked of the clock: the date is the run's recorded creation. `write_network` adds the hashes.
+All values are texts. Nothing is asked of the clock: a date is told only when one is given. `write_network` adds the hashes.
 ModelSpec: https://github.com/Stability-AI/ModelSpec, version 1.0.1.
 """
 
@@ -32,7 +32,7 @@ class BaseFacts:
 class TrainedFacts:
     """What there is to tell of a finished training.
 
-    created: the run's creation, with its time zone; tags: folder -> caption part -> how many pictures have it; settings: further
+    created: the date to tell, with its time zone, `None` for none: files told no date are the same for the same inputs; tags: folder -> caption part -> how many pictures have it; settings: further
     `ss_*` values by their name without the prefix, such as {"learning_rate": 1e-4, "seed": 7}.
     """
 
@@ -43,7 +43,7 @@ class TrainedFacts:
     resolution: tuple[int, int]
     steps: int
     images: int
-    created: datetime
+    created: datetime | None = None
     trigger: str = ""
     tags: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     settings: Mapping[str, str | int | float | bool] = field(default_factory=dict)
@@ -71,7 +71,6 @@ def trained_metadata(family: Family, facts: TrainedFacts) -> dict[str, str]:
         "steps": facts.steps,
         "num_train_images": facts.images,
         "tag_frequency": _json(facts.tags),
-        "training_started_at": facts.created.timestamp(),
         **facts.settings,
     }
     modelspec = {
@@ -80,9 +79,11 @@ def trained_metadata(family: Family, facts: TrainedFacts) -> dict[str, str]:
         "modelspec.implementation": IMPLEMENTATION,
         "modelspec.title": facts.name,
         "modelspec.resolution": f"{width}x{height}",
-        "modelspec.date": facts.created.isoformat(timespec="seconds"),
         "modelspec.prediction_type": family.objective,
     }
+    if facts.created is not None:
+        kohya["training_started_at"] = facts.created.timestamp()
+        modelspec["modelspec.date"] = facts.created.isoformat(timespec="seconds")
     if facts.trigger:
         modelspec["modelspec.trigger_phrase"] = facts.trigger
     told = {f"ss_{name}": str(value) for name, value in kohya.items()} | modelspec
