@@ -1,0 +1,153 @@
+"""Baking networks into a base model: W' = W + sum of strength * delta, summed in float64 and rounded once.
+
+The base streams through one tensor at a time; what no network touches is copied byte for byte. The finished file appears at once
+under its name, or not at all.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from lib_lora.errors import LoraError, UsageError
+from lib_lora.families.table import Part
+from lib_lora.formats.hashes import file_sha256
+from lib_lora.formats.stream import TensorReader, TensorWriter
+from lib_lora.merge.plan import Change, MergePlan
+from lib_lora.merge.recipe import merged_metadata
+from lib_lora.networks.compose import compose
+
+# Names that some system cannot hold: Windows' characters and devices, hidden files, ends that Windows drops, overlong ones.
+FORBIDDEN_NAME = re.compile(
+    r"^\.|[\x00-\x1f<>:\"|?*]|[ .]$|^(con|prn|aux|nul|com\d|lpt\d)(\.|$)", re.IGNORECASE
+)
+MAX_NAME_BYTES = 200
+VANISHING_SHARE = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MergeReport:
+    """A finished merge: the file, its size and sha256, how many tensors differ from the base's, and sentences."""
+
+    file: Path
+    output_bytes: int
+    sha256: str
+    tensors_touched: int
+    warnings: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class Rounding:
+    """How many elements the networks move, and how many of them the output's dtype rounds back to the base's value."""
+
+    moved: int = 0
+    lost: int = 0
+
+
+def bake(plan: MergePlan, out: Path) -> MergeReport:
+    """Carry out a merge; equal inputs give equal bytes.
+
+    Raises UsageError for an output that cannot be, and LoraError when the disk is too full or a merged tensor overflows. Whatever
+    happens, no input is written to and no unfinished file stays.
+    """
+    check_output(plan, out)
+    rounding = Rounding()
+    entries = {
+        key: (plan.dtypes[key], entry.shape) for key, entry in plan.base.header.tensors.items()
+    }
+    metadata = merged_metadata(plan, title=out.stem)
+    with TensorReader(plan.base.path) as reader, TensorWriter(out, entries, metadata) as writer:
+        for key in entries:
+            stored, dtype = reader.read(key), plan.dtypes[key]
+            if key in plan.changes:
+                writer.write(key, _merged(stored, plan.changes[key], dtype, rounding))
+            else:
+                writer.write(key, stored.to(dtype))
+    return MergeReport(
+        file=out,
+        output_bytes=out.stat().st_size,
+        sha256=file_sha256(out),
+        tensors_touched=len(plan.changes),
+        warnings=(*plan.warnings, *_rounding_warnings(rounding)),
+    )
+
+
+def check_output(plan: MergePlan, out: Path) -> None:
+    """Refuse an output that is an input, has a name that some system cannot hold, or does not fit on the disk."""
+    if out.suffix != ".safetensors":
+        raise UsageError(f"The output must be a .safetensors file, not {out.name!r}.")
+    if FORBIDDEN_NAME.search(out.name) or len(os.fsencode(out.name)) > MAX_NAME_BYTES:
+        raise UsageError(f"{out.name!r} is a name that some system cannot hold; choose another.")
+    if not out.parent.is_dir():
+        raise UsageError(f"There is no folder {str(out.parent)!r} for the output.")
+    if out.is_symlink() or (out.exists() and not out.is_file()):
+        raise UsageError(f"{str(out)!r} is a link or a folder; the output must be a new name.")
+    inputs = (plan.base.path, *(choice.file for choice in plan.choices))
+    if out.exists() and any(out.samefile(file) for file in inputs):
+        raise UsageError(f"{str(out)!r} is an input of this merge and is not overwritten.")
+    free = shutil.disk_usage(out.parent).free
+    if free < plan.output_bytes:
+        raise LoraError(
+            f"The output needs {plan.output_bytes:,} bytes, {str(out.parent)!r} has {free:,} left."
+        )
+
+
+def layer_view(stored: Tensor, part: Part) -> Tensor:
+    """Return the part of a checkpoint tensor that is one layer's, in the layer's shape; writing to it writes to `stored`.
+
+    `swap_halves` is not undone, since no view can: see `swapped`.
+    """
+    if part.pointwise:
+        stored = stored[..., 0, 0]
+    if part.transpose:
+        stored = stored.t()
+    rows = stored.shape[0] // part.of
+    return stored.narrow(0, part.index * rows, rows)
+
+
+def swapped(tensor: Tensor, part: Part) -> Tensor:
+    """Exchange the halves of dimension 0 where the part says so; its own inverse."""
+    return tensor.roll(tensor.shape[0] // 2, 0) if part.swap_halves else tensor
+
+
+def _merged(
+    stored: Tensor, changes: Sequence[Change], dtype: torch.dtype, rounding: Rounding
+) -> Tensor:
+    exact = stored.double()
+    for change in changes:
+        part = change.layer.weight.part
+        view = layer_view(exact, part)
+        delta = compose(swapped(view, part), change.uses).weight
+        if delta is not None:
+            view += swapped(delta, part)
+    result = exact.to(dtype)
+    if not result.float().isfinite().all():
+        raise LoraError(
+            f"{changes[0].layer.id} becomes larger than {_name(dtype)} can hold, or no number at all."
+            " Lower the strength, or choose --dtype fp32."
+        )
+    moved = exact != stored.double()
+    rounding.moved += int(moved.sum())
+    rounding.lost += int((moved & (result.double() == stored.to(dtype).double())).sum())
+    return result
+
+
+def _rounding_warnings(rounding: Rounding) -> list[str]:
+    if rounding.lost <= VANISHING_SHARE * rounding.moved:
+        return []
+    share = rounding.lost / rounding.moved
+    return [
+        f"{share:.0%} of the changed elements are rounded back to the base's value: the merge is too weak for this dtype."
+        " fp16 keeps more than bf16, fp32 keeps all."
+    ]
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
