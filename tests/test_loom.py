@@ -78,7 +78,14 @@ class Project:
         command = [sys.executable, str(self.root / "loom.py"), *arguments]
         pipe = subprocess.PIPE
         return subprocess.Popen(
-            command, env=self.env, cwd=self.root.parent, stdout=pipe, stderr=pipe, text=True
+            command,
+            env=self.env,
+            cwd=self.root.parent,
+            stdout=pipe,
+            stderr=pipe,
+            text=True,
+            # A shell that runs the tests in the background ignores SIGINT, and children inherit that.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
         )
 
     def run(self, *arguments):
