@@ -38,9 +38,9 @@ BACKGROUNDS: dict[str, tuple[RGB, RGB]] = {
 
 # Radius as a share of the picture's side. A scene that names no size is of middle size.
 SIZES: dict[str | None, tuple[float, float]] = {
-    None: (0.21, 0.24),
-    "small": (0.15, 0.175),
-    "large": (0.27, 0.30),
+    None: (0.235, 0.26),
+    "small": (0.19, 0.21),
+    "large": (0.285, 0.31),
 }
 
 # Direction from the middle. A scene that names no position has its shape in the middle.
@@ -87,7 +87,7 @@ SHAPES: dict[str, list[Point]] = {
     "circle": _regular(64, 0.98),
     "square": [(-0.86, -0.86), (0.86, -0.86), (0.86, 0.86), (-0.86, 0.86)],
     "triangle": _regular(3, 1.25),
-    "star": _regular(5, 1.28, 0.52),
+    "star": _regular(5, 1.28, 0.50),
     "heart": _heart(),
 }
 
