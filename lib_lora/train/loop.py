@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -49,6 +49,10 @@ class Watcher(Protocol):
         """Hear the loss on the fixed draws after so many steps."""
         ...
 
+    def saved(self, file: str, step: int) -> None:
+        """Hear that the network was written as it is after so many steps."""
+        ...
+
     def note(self, sentence: str) -> None:
         """Hear a sentence for the person."""
         ...
@@ -70,7 +74,7 @@ class Keeper(Protocol):
         ...
 
     def network(self, step: int) -> str:
-        """Write the network as it is after so many steps and return the file's name."""
+        """Write the network as it is after so many steps and return the file."""
         ...
 
 
@@ -133,7 +137,7 @@ class Loop:
         if self.done == 0:
             self._validate(0, watcher)
         for done in range(self.done + 1, steps + 1):
-            self._pending.append((done, *self.step(done - 1)))
+            self._pending.append((done, *self.update(done - 1, self.draws(done - 1))))
             self.done = done
             if len(self._pending) >= self._read_every():
                 self._read_losses(watcher)
@@ -141,7 +145,7 @@ class Loop:
                 self._validate(done, watcher)
             if _due(done, saving.every) and done < steps:
                 self._read_losses(watcher)
-                keeper.network(done)
+                watcher.saved(keeper.network(done), done)
             if _due(done, saving.state_every) and done < steps:
                 self._read_losses(watcher)
                 keeper.state(done)
@@ -150,17 +154,21 @@ class Loop:
         self._read_losses(watcher)
         return "done"
 
-    def step(self, step: int) -> tuple[Tensor, float]:
-        """Take one optimizer step, 0-based, and return its loss (a scalar tensor, not yet read) and rate."""
-        schedule, seed = self.config.schedule, self.config.run.seed
-        total = torch.zeros((), device=self.material.latents.device)
+    def draws(self, step: int) -> list[Draws]:
+        """Return what each forward pass of a 0-based step trains on."""
+        schedule, seed, passes = self.config.schedule, self.config.run.seed, []
         for part in range(schedule.accumulate):
             position = step * schedule.accumulate + part
             rows = rows_at(seed, position * schedule.batch, schedule.batch, self.material.epoch)
-            dropout = self.config.data.caption_dropout
-            shape = self.material.latents.shape
-            draws = training_draws(seed, position, rows, shape, dropout)
-            loss = self.material.loss(draws) / schedule.accumulate
+            dropout, shape = self.config.data.caption_dropout, self.material.latents.shape
+            passes.append(training_draws(seed, position, rows, shape, dropout))
+        return passes
+
+    def update(self, step: int, passes: Sequence[Draws]) -> tuple[Tensor, float]:
+        """Take one optimizer step on the mean over passes; return its loss (a scalar tensor, not yet read) and rate."""
+        total = torch.zeros((), device=self.material.latents.device)
+        for draws in passes:
+            loss = self.material.loss(draws) / len(passes)
             loss.backward()
             total = total + loss.detach()
         return total, self.optimizer.step(step)
@@ -215,7 +223,9 @@ class Loop:
             if asked == "pause":
                 watcher.answer(f"Paused after step {done}.")
                 return "paused"
-            watcher.answer(f"Saved {keeper.network(done)} after step {done}.")
+            file = keeper.network(done)
+            watcher.saved(file, done)
+            watcher.answer(f"Saved {file} after step {done}.")
             if asked == "stop":
                 return "stopped"
         return None

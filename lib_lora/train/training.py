@@ -86,10 +86,10 @@ class Disk:
         write_state(self._folder / "state", State(step, tensors, self._loop.validations))
 
     def network(self, step: int) -> str:
-        """Write the network into the run's saves and return the file's name; the loop's `Keeper`."""
+        """Write the network into the run's saves and return the file; the loop's `Keeper`."""
         file = self._folder / "saves" / f"{self._config.saving.out.stem}-{step:06d}.safetensors"
         self.write(file, step)
-        return file.name
+        return str(file)
 
     def write(self, file: Path, step: int) -> None:
         """Write the network as it is; raises LoraError when the precision of the file cannot hold it."""
@@ -142,6 +142,7 @@ def train(config: TrainConfig, folder: Path, created: datetime | None, watcher: 
         return Result(ending, loop.done, None, loop.validations)
     watcher.stage("saving")
     disk.write(config.saving.out, loop.done)
+    watcher.saved(str(config.saving.out), loop.done)
     return Result(ending, loop.done, config.saving.out, loop.validations)
 
 

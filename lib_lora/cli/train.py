@@ -1,0 +1,101 @@
+"""`train`: train a LoRA in a worker of its own and show how it comes along."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from lib_lora.cli.progress import ProgressLine, follow_run
+from lib_lora.errors import LoraError, UsageError
+from lib_lora.jobs.client import Run, latest, new_folder, resume, start
+from lib_lora.train.config import TrainConfig, with_settings
+
+EXAMPLE = (
+    "example: python3 loom.py train --base model.safetensors --data pictures --out style.safetensors"
+    " --set schedule.steps=800 --set network.rank=8"
+)
+DONE, STOPPED = 0, 130
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command."""
+    parser = commands.add_parser("train", help="train a LoRA", epilog=EXAMPLE)
+    parser.add_argument(
+        "config", metavar="CONFIG.json", nargs="?", type=Path, help="what to do, in sections"
+    )
+    parser.add_argument("--base", metavar="FILE", help="the checkpoint to train on")
+    parser.add_argument("--data", metavar="DIR", help="the folder of pictures and .txt captions")
+    parser.add_argument("--out", metavar="FILE", help="the LoRA file to write")
+    parser.add_argument(
+        "--set",
+        metavar="section.key=value",
+        dest="settings",
+        action="append",
+        default=[],
+        help="any other setting, such as schedule.steps=800; may be repeated",
+    )
+    parser.add_argument(
+        "--resume", metavar="RUN", help="go on with a run: its folder, its name, or latest"
+    )
+    parser.add_argument(
+        "--runs",
+        metavar="DIR",
+        type=Path,
+        default=Path("runs"),
+        help="where runs are kept (default: runs)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Start or resume the run, follow it to its end and say what came of it."""
+    if args.resume is not None:
+        if args.config or args.base or args.data or args.out or args.settings:
+            raise UsageError(
+                "A resumed run keeps its configuration: --resume takes no other setting."
+            )
+        folder = _find_run(args.resume, args.runs)
+        seen = max((event.seq for event in Run(folder).events()), default=0)
+        training = resume(folder)
+    else:
+        config = TrainConfig.from_dict(_asked(args), Path.cwd())
+        seen = 0
+        training = start("train", config.to_dict(), new_folder(args.runs, "train"))
+    state = follow_run(training, ProgressLine(), seen)
+    if state.status == "done":
+        sys.stdout.write(f"{state.result['file']}\n")
+        return DONE
+    if state.status in ("stopped", "paused"):
+        sys.stderr.write(
+            f"{state.status.capitalize()} after step {state.result['step']}; "
+            f"go on with: python3 loom.py train --resume {training.folder}\n"
+        )
+        return STOPPED
+    raise LoraError(state.message)
+
+
+def _asked(args: argparse.Namespace) -> dict[str, dict[str, object]]:
+    """Put the configuration file, the options and the settings together; the later ones win."""
+    raw = _read(args.config) if args.config else {}
+    options = {"model.base": args.base, "data.folder": args.data, "saving.out": args.out}
+    given = [f"{name}={value}" for name, value in options.items() if value]
+    return with_settings(raw, [*given, *args.settings])
+
+
+def _read(file: Path) -> dict[str, dict[str, object]]:
+    try:
+        raw = json.loads(file.read_text("utf-8-sig"))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{file} cannot be read as JSON: {error}.") from None
+    if not isinstance(raw, dict) or not all(isinstance(each, dict) for each in raw.values()):
+        raise UsageError(
+            f'{file} holds no sections; a configuration reads {{"section": {{"key": value}}}}.'
+        )
+    return raw
+
+
+def _find_run(name: str, root: Path) -> Path:
+    if name == "latest":
+        return latest(root)
+    return next((folder for folder in (Path(name), root / name) if folder.is_dir()), Path(name))
