@@ -1,0 +1,147 @@
+"""The page that draws pictures with scheduled LoRA."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from functools import partial
+
+import gradio as gr
+from PIL.Image import Image
+
+from lib_lora.errors import LoraError
+from lib_lora.host import GenerateRequest
+from lib_lora.ui.strength_plot import strength_plot
+from lib_lora.ui.studio import Studio
+
+log = logging.getLogger(__name__)
+
+TITLE = "LoRA Loom"
+RAMP = "<lora:{}:0@0,1@1>"
+HINT = (
+    "A LoRA tag takes a number or keyframes: `<lora:NAME:0.8>`, `<lora:NAME:0@0,1@1>` (from 0 to 1),"
+    " `<lora:NAME:1@0,1@0.5|step,0@0.5>` (on for half the pass), `<lora:NAME:1:stop=15>`."
+)
+
+# The fonts of the system: nothing is fetched from anywhere. Small pictures are shown pixel by pixel.
+THEME = gr.themes.Soft(
+    primary_hue="violet",
+    neutral_hue="slate",
+    font=["system-ui", "sans-serif"],
+    font_mono=["ui-monospace", "monospace"],
+)
+CSS = """
+.gradio-container { max-width: 1180px !important; margin: 0 auto !important; }
+#picture img { image-rendering: pixelated; }
+svg.strengths { width: 100%; height: auto; font-size: 12px; }
+svg.strengths text { fill: currentColor; opacity: 0.85; }
+"""
+
+Shown = tuple[Image | None, str, str]
+"""The picture, the plot and the notes."""
+
+
+def build_page(studio: Studio) -> gr.Blocks:
+    """Return the page; nothing is loaded before the first picture is asked for."""
+    with gr.Blocks(title=TITLE, analytics_enabled=False, delete_cache=(600, 3600)) as page:
+        gr.Markdown(f"# {TITLE}\nLoRA strength, step by step.")
+        with gr.Row():
+            with gr.Column(scale=5):
+                inputs, button = _form(studio)
+            with gr.Column(scale=4):
+                picture = gr.Image(
+                    label="Picture", elem_id="picture", height=420, format="png", interactive=False
+                )
+                plot = gr.HTML()
+                notes = gr.Markdown(HINT)
+        gr.on(
+            [button.click, inputs[0].submit],
+            fn=partial(draw_picture, studio),
+            inputs=inputs,
+            outputs=[picture, plot, notes],
+            concurrency_limit=1,
+            api_name="generate",
+        )
+    return page
+
+
+def _form(studio: Studio) -> tuple[list[gr.components.Component], gr.Button]:
+    """Return the inputs in the order of `draw_picture`'s arguments, and the button."""
+    start = studio.defaults
+    prompt = gr.Textbox(label="Prompt", lines=3, value="a red circle on a white background")
+    negative = gr.Textbox(label="Negative prompt", lines=1)
+    button = gr.Button("Generate", variant="primary")
+    with gr.Row():
+        sampler = gr.Dropdown(list(start.samplers), value=start.samplers[0], label="Sampler")
+        steps = gr.Slider(1, 100, value=20, step=1, label="Steps")
+        guidance = gr.Slider(1, 20, value=5, step=0.5, label="Guidance")
+    with gr.Row():
+        width = gr.Number(start.size, label="Width", precision=0, step=8, minimum=8)
+        height = gr.Number(start.size, label="Height", precision=0, step=8, minimum=8)
+        seed = gr.Number(0, label="Seed", precision=0, minimum=0)
+    with gr.Accordion("Model and LoRA", open=True):
+        base = gr.Textbox(
+            str(start.base), label="Checkpoint file", interactive=not start.fixed_files
+        )
+        folder = gr.Textbox(
+            str(start.lora_dir), label="Folder of LoRA files", interactive=not start.fixed_files
+        )
+        names = gr.Dropdown(
+            studio.network_names(""),
+            label="Add a LoRA to the prompt",
+            value=None,
+            interactive=True,
+        )
+    folder.blur(lambda where: gr.Dropdown(_names(studio, where)), folder, names, api_name=False)
+    names.input(_with_tag, [prompt, names], [prompt, names], api_name=False)
+    return [prompt, negative, sampler, steps, guidance, width, height, seed, base, folder], button
+
+
+def _names(studio: Studio, folder: str) -> list[str]:
+    try:
+        return studio.network_names(folder)
+    except (LoraError, OSError):
+        return []
+
+
+def _with_tag(prompt: str, name: str) -> tuple[str, None]:
+    return f"{prompt.rstrip()} {RAMP.format(name)}".lstrip(), None
+
+
+def draw_picture(
+    studio: Studio,
+    prompt: str,
+    negative: str,
+    sampler: str,
+    steps: float,
+    guidance: float,
+    width: float,
+    height: float,
+    seed: float,
+    base: str,
+    folder: str,
+) -> Shown:
+    """Draw what the form asks for; whatever goes wrong becomes a sentence in the place of the notes."""
+    try:
+        request = GenerateRequest(
+            prompt=prompt,
+            negative=negative,
+            sampler=sampler,
+            steps=int(steps),
+            guidance=float(guidance),
+            width=int(width),
+            height=int(height),
+            seed=int(seed),
+        )
+        drawn = studio.draw(base, folder, request)
+    except LoraError as error:
+        return None, "", str(error)
+    except Exception:
+        log.exception("A picture could not be drawn.")
+        return None, "", "Something unforeseen went wrong; the server's log has the details."
+    return drawn.image, strength_plot(drawn.trace), _notes(request, drawn.notes)
+
+
+def _notes(request: GenerateRequest, notes: Sequence[str]) -> str:
+    told = f"Seed {request.seed}, {request.steps} steps, {request.sampler}."
+    return "\n".join([*(f"- ⚠ {note}" for note in notes), "", told])
