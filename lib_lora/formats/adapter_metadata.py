@@ -77,4 +77,6 @@ def write_fields(layers: Iterable[tuple[str, str, int, float]]) -> str:
 
 
 def _commonest(values: Iterable[float]) -> float:
-    return Counter(values).most_common(1)[0][0]
+    """Return the value that is there most often, the smallest of several, whatever their order."""
+    counts = Counter(values)
+    return min(counts, key=lambda value: (-counts[value], value))

@@ -89,7 +89,7 @@ def read_network(
                 layer.shape,
             )
             if kind is None or reason is not None:
-                matched.unmatched += [Unmatched(key, str(reason)) for key in keys.values()]
+                matched.unmatched.extend(Unmatched(key, str(reason)) for key in keys.values())
                 continue
             tensors = {suffix: reader.read(key) for suffix, key in keys.items()}
             if fields is not None and ALPHA not in tensors:

@@ -1,0 +1,86 @@
+"""What a report tells of a network and of a checkpoint."""
+
+import pytest
+import torch
+
+from lib_lora.errors import FileFormatError
+from lib_lora.families.sd1 import SD1
+from lib_lora.formats.describe import describe
+from lib_lora.formats.hashes import file_hashes
+from lib_lora.formats.network_file import write_network
+from lib_lora.formats.stream import write_tensors
+from lib_lora.networks.lora import ALPHA, DOWN, UP
+from tests.golden_data import golden, shapes_of
+from tests.tiny import tiny_checkpoint
+
+LAYERS = SD1.layers(shapes_of(golden("sd15")["original"]))
+
+
+def pair(rank, alpha):
+    return {DOWN: torch.ones(rank, 6), UP: torch.ones(5, rank), ALPHA: torch.tensor(alpha)}
+
+
+@pytest.fixture
+def network(tmp_path):
+    """Return a function that writes a network of two UNet layers and one text encoder layer."""
+
+    def write(dialect="kohya", metadata=None):
+        file = tmp_path / "style.safetensors"
+        tensors = {
+            "unet.mid_block.attentions.0.proj_in": pair(4, 3.0),
+            "unet.conv_in": pair(16, 8.0),
+            "te1.text_model.encoder.layers.0.mlp.fc1": pair(4, 3.0),
+        }
+        write_network(file, tensors, LAYERS, SD1.components, dialect, metadata)
+        return file
+
+    return write
+
+
+@pytest.mark.parametrize("dialect", ["kohya", "kohya-sgm", "diffusers"])
+def test_a_network_without_its_base(network, dialect):
+    file = network(dialect)
+    report = describe(file)
+    assert (report.family, report.dialect, report.types) == ("sd1", dialect, ("lora",))
+    assert (report.layers, report.components) == (3, {"unet": 2, "te1": 1})
+    assert (report.ranks, report.alphas) == ({"4": 2, "16": 1}, {"3": 2, "8": 1})
+    assert (report.unmatched, report.problems) == ((), ())
+    assert report.hashes == file_hashes(file)
+
+
+def test_a_hash_of_another_file_and_another_family_in_the_metadata_are_problems(tmp_path):
+    file = tmp_path / "style.safetensors"
+    tensors = {f"lora_unet_conv_in.{suffix}": part for suffix, part in pair(4, 4.0).items()}
+    told = {"ss_base_model_version": "sdxl_base_v1-0", "sshs_model_hash": "00"}
+    write_tensors(file, tensors | {"lora_unet_nowhere.alpha": torch.tensor(1.0)}, told)
+    report = describe(file)
+    assert [left.tensor for left in report.unmatched] == ["lora_unet_nowhere.alpha"]
+    assert [problem.split(" ")[0] for problem in report.problems] == ["1", "Its", "The"]
+    assert "sdxl_base_v1-0" in report.problems[1]
+
+
+def test_a_network_of_another_family_is_told_by_name(tmp_path):
+    file = tmp_path / "xl.safetensors"
+    write_tensors(file, {"lora_te2_text_projection.alpha": torch.tensor(1.0)}, {})
+    report = describe(file)
+    assert (report.family, report.layers) == (None, 0)
+    assert "Stable Diffusion XL" in report.problems[0]
+    assert len(report.unmatched) == 1
+
+
+def test_a_checkpoint(tmp_path):
+    report = describe(tiny_checkpoint(tmp_path))
+    assert (report.family, report.dialect, report.types) == ("sd1", "original", ())
+    assert report.layers == sum(report.components.values())
+    assert (
+        report.components["te1"] == 2 * 8 + 3
+    )  # two layers of eight, two embeddings, the last norm
+    assert len(report.unmatched) == 13  # the noise schedule's buffers and position_ids
+    assert report.problems == ()
+
+
+def test_what_is_neither_is_refused(tmp_path):
+    file = tmp_path / "other.safetensors"
+    write_tensors(file, {"something.else": torch.zeros(1)}, {})
+    with pytest.raises(FileFormatError, match=r"other\.safetensors: This is no checkpoint"):
+        describe(file)

@@ -1,0 +1,147 @@
+"""The strict header: every damage is refused from the header alone, by a sentence that names it."""
+
+import json
+import struct
+import time
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from lib_lora.errors import FileFormatError
+from lib_lora.formats.header import MAX_HEADER_BYTES, read_header
+
+
+def entry(dtype="F32", shape=(2, 3), offsets=(0, 24)):
+    return {"dtype": dtype, "shape": list(shape), "data_offsets": list(offsets)}
+
+
+def raw(header, data=b"\0" * 24):
+    """Return the bytes of a file with this header: an object, or the text as it is."""
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + data
+
+
+def refused(path, content):
+    path.write_bytes(content)
+    with pytest.raises(FileFormatError) as caught:
+        read_header(path)
+    return str(caught.value)
+
+
+TWICE = b'{"w": ' + json.dumps(entry()).encode() + b', "w": ' + json.dumps(entry()).encode() + b"}"
+HOSTILE = {
+    "empty file": (b"", "0 bytes"),
+    "length beyond the file": (struct.pack("<Q", 2**63) + b"{}", "announces a header"),
+    "no object": (raw(b"[]"), "not a JSON object"),
+    "no JSON": (raw(b'{"w": '), "cannot be read"),
+    "nested without end": (raw(b'{"w":' + b"[" * 100_000), "cannot be read"),
+    "number without end": (raw(b'{"w":' + b"9" * 10_000 + b"}"), "w"),
+    "not UTF-8": (raw(b'{"\xff": 1}'), "not UTF-8"),
+    "duplicate": (raw(TWICE), "'w' is there twice"),
+    "unknown dtype": (raw({"w": entry(dtype="F31")}), "'w' the dtype 'F31'"),
+    "dtype no text": (raw({"w": entry(dtype=["F32"])}), "'w' the dtype"),
+    "missing field": (raw({"w": {"dtype": "F32", "shape": [6]}}), "'w'"),
+    "negative size": (raw({"w": entry(shape=(-2, -3))}), "'w' the shape"),
+    "true as a size": (raw({"w": entry(shape=(True, 6))}), "'w' the shape"),
+    "fraction as a size": (raw({"w": entry(shape=(1.5, 4))}), "'w' the shape"),
+    "shape no list": (raw({"w": {**entry(), "shape": 6}}), "'w' the shape"),
+    "a thousand dimensions": (raw({"w": entry(shape=(1,) * 1000)}), "'w' the shape"),
+    "product overflow": (raw({"w": entry(shape=(2**40, 2**40))}), "impossible shape"),
+    "bytes unlike the shape": (raw({"w": entry(shape=(2, 2))}), "F32 of shape"),
+    "offsets backwards": (raw({"w": entry(offsets=(24, 0))}), "no range"),
+    "three offsets": (raw({"w": entry(offsets=(0, 12, 24))}), "no range"),
+    "out of range": (raw({"w": entry(offsets=(24, 48))}), "cut short"),
+    "truncated": (raw({"w": entry()}, b"\0" * 23), "tensor 'w' reaches to byte"),
+    "overlap": (raw({"v": entry(), "w": entry()}), "'v' and 'w' overlap"),
+    "gap": (raw({"w": entry(offsets=(8, 32))}, b"\0" * 32), "gap of 8 bytes before tensor 'w'"),
+    "bytes left over": (raw({"w": entry()}, b"\0" * 25), "1 bytes after its last tensor"),
+    "metadata no text": (raw({"__metadata__": {"rank": 4}, "w": entry()}), "'rank'"),
+    "metadata no object": (raw({"__metadata__": "x", "w": entry()}), "metadata"),
+    "zipped pickle": (b"PK\x03\x04" + b"\0" * 60, "pickle"),
+    "plain pickle": (b"\x80\x02}q\x00." + b"\0" * 60, "pickle"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_damage_is_refused_by_name(tmp_path, name):
+    content, named = HOSTILE[name]
+    message = refused(tmp_path / "file.safetensors", content)
+    assert named in message
+    assert "file.safetensors" in message
+
+
+def test_a_header_longer_than_the_limit_is_refused_before_it_is_read(tmp_path):
+    file = tmp_path / "long.safetensors"
+    with file.open("wb") as out:  # a sparse file: the bytes are never there
+        out.write(struct.pack("<Q", MAX_HEADER_BYTES + 1))
+        out.truncate(MAX_HEADER_BYTES * 2)
+    with pytest.raises(FileFormatError, match="at most 25,000,000"):
+        read_header(file)
+
+
+def test_no_tensor_is_read(tmp_path):
+    file = tmp_path / "huge.safetensors"
+    size = 2**36
+    with file.open("wb") as out:  # 64 GiB that are not there
+        out.write(raw({"w": entry(dtype="U8", shape=(size,), offsets=(0, size))}, b""))
+        out.truncate(out.tell() + size)
+    assert read_header(file).shapes == {"w": (size,)}
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(FileFormatError, match=r"no file.*gone\.safetensors"):
+        read_header(tmp_path / "gone.safetensors")
+
+
+def test_a_good_file_is_read_as_the_safetensors_library_reads_it(tmp_path):
+    file = tmp_path / "good.safetensors"
+    tensors = {
+        "a": torch.zeros(2, 3, dtype=torch.float16),
+        "b": torch.zeros(0, 4),
+        "c": torch.tensor(1.5),
+        "d": torch.zeros(5, dtype=torch.int64),
+    }
+    save_file(tensors, file, metadata={"ß": "ü"})
+    header = read_header(file)
+    with safe_open(file, "pt") as theirs:
+        assert header.metadata == theirs.metadata()
+        assert set(header.tensors) == set(theirs.keys())
+        for key in header.tensors:
+            found = theirs.get_slice(key)
+            assert header.shapes[key] == tuple(found.get_shape())
+            assert header.tensors[key].dtype == found.get_dtype()
+    assert header.file_bytes == file.stat().st_size
+
+
+@settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(place=st.integers(0, 400), byte=st.integers(0, 255), cut=st.integers(0, 60))
+def test_a_changed_byte_gives_a_header_or_a_sentence(tmp_path, place, byte, cut):
+    content = bytearray(
+        raw({"__metadata__": {"k": "v"}, "v": entry(), "w": entry(offsets=(24, 48))}, b"\0" * 48)
+    )
+    content[place % len(content)] = byte
+    file = tmp_path / "fuzzed.safetensors"
+    file.write_bytes(content[: len(content) - cut])
+    try:
+        header = read_header(file)
+    except FileFormatError:
+        return
+    assert all(tensor.stop <= header.file_bytes for tensor in header.tensors.values())
+
+
+def test_a_header_of_2500_tensors_takes_milliseconds(tmp_path):
+    file = tmp_path / "many.safetensors"
+    name = "lora_unet_down_blocks_1_attentions_0_transformer_blocks_{}_attn1_to_q.lora_up.weight"
+    save_file({name.format(n): torch.zeros(4, 1) for n in range(2500)}, file)
+    times = []
+    for _ in range(5):
+        start = time.process_time()
+        read_header(file)
+        times.append(time.process_time() - start)
+    assert min(times) < 0.1

@@ -1,0 +1,126 @@
+"""Our writer: the bytes follow from the content alone, the safetensors library reads them, a failure leaves nothing."""
+
+import json
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save
+
+from lib_lora.errors import FileFormatError
+from lib_lora.formats.header import read_header
+from lib_lora.formats.stream import TORCH_DTYPES, TensorReader, TensorWriter, write_tensors
+
+
+def every_dtype():
+    draw = torch.Generator().manual_seed(0)
+    drawn = {
+        name: (torch.randn(3, 5, generator=draw) * 9).to(dtype)
+        for name, dtype in TORCH_DTYPES.items()
+    }
+    return drawn | {"scalar": torch.tensor(2.5), "empty": torch.zeros(0, 7)}
+
+
+def bits(tensor):
+    return tensor.contiguous().reshape(-1).view(torch.uint8)
+
+
+def test_every_dtype_comes_back_through_us_and_through_the_safetensors_library(tmp_path):
+    file = tmp_path / "all.safetensors"
+    tensors = every_dtype()
+    write_tensors(file, tensors, {"b": "2", "a": "ä"})
+    theirs = load_file(file)
+    with TensorReader(file) as reader:
+        for key, tensor in tensors.items():
+            for found in (reader.read(key), theirs[key]):
+                assert (found.dtype, found.shape) == (tensor.dtype, tensor.shape)
+                assert torch.equal(bits(found), bits(tensor))
+    with safe_open(file, "pt") as opened:
+        assert opened.metadata() == {"a": "ä", "b": "2"}
+
+
+def test_the_data_lie_as_the_safetensors_library_lays_them(tmp_path):
+    file = tmp_path / "all.safetensors"
+    tensors = every_dtype()
+    write_tensors(file, tensors, {})
+    theirs = save(tensors)
+    after_header = 8 + int.from_bytes(theirs[:8], "little")
+    assert file.read_bytes()[read_header(file).data_start :] == theirs[after_header:]
+
+
+def test_equal_content_gives_equal_bytes_whatever_the_order(tmp_path):
+    tensors, metadata = every_dtype(), {"a": "1", "b": "2", "c": "3"}
+    files = [tmp_path / "one.safetensors", tmp_path / "two.safetensors"]
+    write_tensors(files[0], tensors, metadata)
+    write_tensors(files[1], dict(reversed(tensors.items())), dict(reversed(list(metadata.items()))))
+    assert files[0].read_bytes() == files[1].read_bytes()
+    write_tensors(files[1], tensors, metadata | {"a": "0"})
+    assert files[0].read_bytes() != files[1].read_bytes()
+
+
+def test_the_data_begin_at_a_multiple_of_eight_bytes(tmp_path):
+    for length in range(9):
+        file = tmp_path / "aligned.safetensors"
+        write_tensors(file, {"w" * (length + 1): torch.zeros(1)}, {})
+        assert read_header(file).data_start % 8 == 0
+
+
+def test_a_tensor_that_is_not_contiguous_is_written_row_by_row(tmp_path):
+    file = tmp_path / "turned.safetensors"
+    tensor = torch.arange(6.0).reshape(2, 3).T
+    write_tensors(file, {"w": tensor}, {})
+    assert torch.equal(load_file(file)["w"], tensor)
+
+
+def announced():
+    return {"v": (torch.float32, (2,)), "w": (torch.float32, (3,))}
+
+
+def write_half(file):
+    with TensorWriter(file, announced(), {}) as writer:
+        writer.write("v", torch.zeros(2))
+        raise RuntimeError("in the middle")
+
+
+def test_a_failure_leaves_the_old_file_and_no_other(tmp_path):
+    file = tmp_path / "kept.safetensors"
+    write_tensors(file, {"v": torch.ones(1)}, {})
+    before = file.read_bytes()
+    with pytest.raises(RuntimeError, match="in the middle"):
+        write_half(file)
+    assert file.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_tensor_that_was_not_written_is_named_and_no_file_is_left(tmp_path):
+    with (
+        pytest.raises(ValueError, match="not written: w"),
+        TensorWriter(tmp_path / "new.safetensors", announced(), {}) as writer,
+    ):
+        writer.write("v", torch.zeros(2))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("wrong", [torch.zeros(3), torch.zeros(2, dtype=torch.float16)])
+def test_a_tensor_other_than_announced_is_refused(tmp_path, wrong):
+    with (
+        pytest.raises(ValueError, match="'v' was announced"),
+        TensorWriter(tmp_path / "new.safetensors", announced(), {}) as writer,
+    ):
+        writer.write("v", wrong)
+
+
+def test_a_tensor_is_written_once(tmp_path):
+    tensor = torch.zeros(2)
+    with TensorWriter(tmp_path / "new.safetensors", {"v": (torch.float32, (2,))}, {}) as writer:
+        writer.write("v", tensor)
+        with pytest.raises(ValueError, match="'v' was announced once"):
+            writer.write("v", tensor)
+
+
+def test_a_dtype_that_pytorch_lacks_is_named_when_it_is_read(tmp_path):
+    file = tmp_path / "u16.safetensors"
+    text = json.dumps({"w": {"dtype": "U16", "shape": [1], "data_offsets": [0, 2]}}).encode()
+    file.write_bytes(len(text).to_bytes(8, "little") + text + b"\0\0")
+    with TensorReader(file) as reader, pytest.raises(FileFormatError, match="'w' as U16"):
+        reader.read("w")
