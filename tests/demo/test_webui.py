@@ -12,16 +12,25 @@ def params():
     return yaml.safe_load(sidecar())["model"]["params"]
 
 
+def widths(first, multiples):
+    return [first * multiple for multiple in multiples]
+
+
 def test_the_sidecar_states_the_widths_of_the_embedded_model(params):
-    """The values are those that give the shapes of the checkpoint in the original code."""
-    unet = params["unet_config"]["params"]
-    assert unet["model_channels"] == 32
-    assert unet["channel_mult"] == [1, 2, 3, 4]
-    assert (unet["num_heads"], unet["context_dim"], unet["transformer_depth"]) == (4, 64, 1)
-    assert unet["attention_resolutions"] == [4, 2, 1]
-    vae = params["first_stage_config"]["params"]["ddconfig"]
-    assert (vae["ch"], vae["ch_mult"], vae["num_res_blocks"]) == (32, [1, 1, 2, 2], 2)
-    assert params["scale_factor"] == 0.18215
+    """The original code takes a first width and whole multiples of it; diffusers' configuration lists the products."""
+    unet, vae = (
+        json.loads((MODEL_DIR / name / "config.json").read_text()) for name in ("unet", "vae")
+    )
+    told = params["unet_config"]["params"]
+    assert widths(told["model_channels"], told["channel_mult"]) == unet["block_out_channels"]
+    assert told["num_heads"] == unet["attention_head_dim"]
+    assert told["context_dim"] == unet["cross_attention_dim"]
+    assert (told["transformer_depth"], told["attention_resolutions"]) == (1, [4, 2, 1])
+    told = params["first_stage_config"]["params"]["ddconfig"]
+    assert widths(told["ch"], told["ch_mult"]) == vae["block_out_channels"]
+    assert all(isinstance(multiple, int) and multiple > 0 for multiple in told["ch_mult"])
+    assert told["num_res_blocks"] == vae["layers_per_block"]
+    assert params["scale_factor"] == vae["scaling_factor"]
 
 
 def test_the_classes_are_those_that_version_1_10_1_imports(params):
