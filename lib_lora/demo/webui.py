@@ -11,6 +11,8 @@ import shutil
 from pathlib import Path
 from string import Template
 
+from lib_lora.demo.outputs import whole
+
 MODEL_DIR = Path(__file__).with_name("model")
 CLIP_DIR = MODEL_DIR / "tokenizer"
 
@@ -92,11 +94,10 @@ def write_webui_folder(checkpoint: Path, folder: Path) -> Path:
     """Put a copy of the checkpoint and its sidecar into a folder and return the copy's path; each file appears whole."""
     folder.mkdir(parents=True, exist_ok=True)
     copy = folder / checkpoint.name
-    part = copy.with_suffix(".part")
-    shutil.copyfile(checkpoint, part)
-    part.replace(copy)
-    part.write_text(sidecar(), encoding="utf-8")
-    part.replace(copy.with_suffix(".yaml"))
+    with whole(copy) as part:
+        shutil.copyfile(checkpoint, part)
+    with whole(copy.with_suffix(".yaml")) as part:
+        part.write_text(sidecar(), encoding="utf-8")
     return copy
 
 
