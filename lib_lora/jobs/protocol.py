@@ -197,7 +197,9 @@ def read_events(file: Path) -> list[Event]:
 def _parse(line: bytes) -> Event | None:
     try:
         raw = json.loads(line)
-        return Event(raw.pop("seq"), raw.pop("t"), raw.pop("kind"), raw)
+        head = (raw.pop("seq"), raw.pop("t"), raw.pop("kind"))
+        raw.pop("v")
+        return Event(*head, raw)
     except (ValueError, KeyError, AttributeError, TypeError):
         return None
 

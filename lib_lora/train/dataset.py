@@ -117,6 +117,8 @@ def readable_extensions() -> frozenset[str]:
 def _square(image: Image.Image, size: int) -> Tensor:
     """Cut and scale first, then turn upright: a centred square is the same whichever way up, and it is small."""
     image.draft("RGB", (size * 2, size * 2))
+    # Some formats turn themselves upright while they load, and take the orientation off.
+    image.load()
     side = min(image.size)
     left, top = (image.width - side) / 2, (image.height - side) / 2
     box = (left, top, left + side, top + side)
