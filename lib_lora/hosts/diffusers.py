@@ -25,7 +25,7 @@ from lib_lora.host import (
     HostInfo,
 )
 from lib_lora.hosts.samplers import Walk, find_sampler, set_up
-from lib_lora.schedule.curve import Moment, NetworkUse
+from lib_lora.schedule.curve import Moment, NetworkUse, strengths_at
 from lib_lora.schedule.grammar import Parsed, parse_prompt
 from lib_lora.train.base_model import live_modules, load_base_model
 
@@ -110,7 +110,9 @@ class DiffusersHost:
             latents, trace = self._denoise(session, uses, walk, contexts, requests)
             images = self._decode(latents)
         return [
-            Generated(image, trace, (*_tag_notes(words), *notes, *self._cut_notes(request, words)))
+            Generated(
+                image, trace, (*map(str, words.errors), *notes, *self._cut_notes(request, words))
+            )
             for image, request, words in zip(images, requests, parsed, strict=True)
         ]
 
@@ -203,7 +205,8 @@ class DiffusersHost:
         trace = []
         for level, time in zip(walk.levels, walk.scheduler.timesteps, strict=True):
             moment = session.step(level)
-            trace.append(_evaluation(uses, moment))
+            strengths = strengths_at((use for use, _ in uses), moment)
+            trace.append(Evaluation(moment.sigma, moment.step, strengths))
             scaled = walk.scheduler.scale_model_input(latents, time)
             context = contexts[_te_strengths(uses, moment)]
             noise = self._predict(scaled, time, context, requests[0].guidance)
@@ -265,21 +268,6 @@ def _settings(request: GenerateRequest) -> tuple[object, ...]:
 
 def _te_strengths(uses: Uses, moment: Moment) -> tuple[float, ...]:
     return tuple(use.strength("te", moment) for use, _ in uses)
-
-
-def _evaluation(uses: Uses, moment: Moment) -> Evaluation:
-    """Return what the trace keeps: the strengths on the UNet, summed where a network is named more than once."""
-    strengths: dict[str, float] = {}
-    for use, _ in uses:
-        strengths[use.name] = strengths.get(use.name, 0.0) + use.strength("unet", moment)
-    return Evaluation(moment.sigma, moment.step, strengths)
-
-
-def _tag_notes(words: Parsed) -> list[str]:
-    return [
-        f"{error.tag} is left out: column {error.column}: expected {error.expected}."
-        for error in words.errors
-    ]
 
 
 def _unmatched_note(name: str, unmatched: Sequence[Unmatched]) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Literal
@@ -129,6 +129,14 @@ class NetworkUse:
         if group == "unet" and not self.window.contains(moment):
             return 0.0
         return curves[group].at(moment)
+
+
+def strengths_at(uses: Iterable[NetworkUse], moment: Moment) -> dict[str, float]:
+    """Return the strength of each network on the UNet by name, summed where a name occurs more than once."""
+    strengths: dict[str, float] = {}
+    for use in uses:
+        strengths[use.name] = strengths.get(use.name, 0.0) + use.strength("unet", moment)
+    return strengths
 
 
 def _noise_place(sigma: float) -> float:

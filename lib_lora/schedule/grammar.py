@@ -36,6 +36,10 @@ class TagError:
     column: int
     expected: str
 
+    def __str__(self) -> str:
+        """Return the sentence for the person."""
+        return f"{self.tag} is left out: column {self.column}: expected {self.expected}."
+
 
 @dataclass(frozen=True, slots=True)
 class Parsed:

@@ -3,7 +3,7 @@
 import pytest
 
 from lib_lora.errors import UsageError
-from lib_lora.schedule.curve import Curve, Keyframe, Moment, NetworkUse, Window
+from lib_lora.schedule.curve import Curve, Keyframe, Moment, NetworkUse, Window, strengths_at
 
 
 def at_progress(progress, steps=11):
@@ -100,3 +100,12 @@ def test_the_hires_pass_takes_its_own_curves_where_it_has_them():
     assert use.strength("unet", at_progress(0.0), "hires") == 0.2
     assert use.strength("te", at_progress(0.0), "hires") == 0.5
     assert use.strength("unet", at_progress(0.0), "base") == 1.0
+
+
+def test_strengths_of_one_name_add_up():
+    half, ramp = Curve.constant(0.5), Curve((Keyframe(0.0, 0.0), Keyframe(1.0, 1.0)))
+    uses = [
+        NetworkUse(name=name, curves={"unet": curve, "te": half})
+        for name, curve in (("a", half), ("b", ramp), ("a", ramp))
+    ]
+    assert strengths_at(uses, at_progress(0.5)) == {"a": 1.0, "b": 0.5}
