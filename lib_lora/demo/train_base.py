@@ -18,7 +18,7 @@ from lib_lora.demo import train_denoiser, train_vae
 from lib_lora.formats.original import to_original
 from lib_lora.formats.stream import write_tensors
 
-UNET_STEPS = 8_000
+UNET_STEPS = 5_500
 
 
 def make_base(work: Path, out: Path, steps: int = UNET_STEPS) -> None:
@@ -30,7 +30,7 @@ def make_base(work: Path, out: Path, steps: int = UNET_STEPS) -> None:
     training = train_denoiser.Training(pool, encoder, steps)
     training.run(work / "state.pt")
     unet, averaged_encoder = training.averaged()
-    write_base(out, unet, averaged_encoder, train_vae.widen_first_level(vae))
+    write_base(out, unet, averaged_encoder, train_vae.widen_second_level(vae))
 
 
 def write_base(out: Path, unet: nn.Module, encoder: nn.Module, vae: nn.Module) -> None:

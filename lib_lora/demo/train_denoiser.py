@@ -140,12 +140,10 @@ class Training:
             ],
             betas=(0.9, 0.99),
             weight_decay=0.0,
+            fused=True,
         )
-        self.average = [p.detach().clone() for p in self.parameters()]
-
-    def parameters(self) -> list[torch.nn.Parameter]:
-        """List the trained parameters, the UNet's first."""
-        return [*self.unet.parameters(), *self.encoder.parameters()]
+        self.trained = [*self.unet.parameters(), *self.encoder.parameters()]
+        self.average = [p.detach().clone() for p in self.trained]
 
     def run(self, state_file: Path) -> None:
         """Train to the last step, continuing from `state_file` when it exists and saving to it on the way."""
@@ -189,11 +187,11 @@ class Training:
         loss = (error * snr.clamp(max=MIN_SNR_GAMMA) / snr).mean()
         self.optimizer.zero_grad()
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.parameters(), 1.0)
+        torch.nn.utils.clip_grad_norm_(self.trained, 1.0)
         self.optimizer.step()
         decay = min(EMA_DECAY, (1 + self.step) / (10 + self.step))
         with torch.no_grad():
-            torch._foreach_lerp_(self.average, self.parameters(), 1 - decay)
+            torch._foreach_lerp_(self.average, self.trained, 1 - decay)
         return loss.item()
 
     def averaged(self) -> tuple[UNet2DConditionModel, CLIPTextModel]:

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 CONFIG_DIR = Path(__file__).with_name("model")
 PHOTOGRAPHS = ("astronaut", "chelsea", "coffee", "rocket", "hubble_deep_field", "retina")
 SCALING_FACTOR = 0.18215
-# The first level is widened after training: SD1's key set needs neighbouring levels of different widths, training does not.
+# The second level is widened after training: SD1's key set needs neighbouring levels of different widths, training does not.
 TRAINED_WIDTHS = (32, 32, 64, 64)
 KL_WEIGHT = 3e-4
 
@@ -160,14 +160,14 @@ def _train_round(
 
 
 @torch.no_grad()
-def widen_first_level(narrow: AutoencoderKL) -> AutoencoderKL:
-    """Return an autoencoder with a first level of twice the width that computes exactly the same (Net2Net, Chen et al., 2016).
+def widen_second_level(narrow: AutoencoderKL) -> AutoencoderKL:
+    """Return an autoencoder with a second level of three times the width that computes the same (Net2Net, Chen et al., 2016).
 
-    Every channel of the level is there twice, and what reads them halves its weights. The two channels share a normalisation
-    group, so its statistics stay. Where the width now changes, the identity that a resnet added becomes its shortcut.
+    Every channel of the level is there three times, and what reads them divides its weights by three. The copies share a
+    normalisation group, so its statistics stay. Where the width now changes, the identity that a resnet added becomes its shortcut.
     """
     widths = narrow.config["block_out_channels"]
-    wider = (2 * widths[0], *widths[1:])
+    wider = (widths[0], 3 * widths[1], *widths[2:])
     wide = AutoencoderKL.from_config({**narrow.config, "block_out_channels": wider}).eval()
     state = narrow.state_dict()
     last = len(widths) - 1
@@ -177,9 +177,9 @@ def widen_first_level(narrow: AutoencoderKL) -> AutoencoderKL:
     for key, tensor in wide.state_dict().items():
         found = state[key]
         if tensor.dim() > 1 and tensor.shape[1] != found.shape[1]:
-            found = found.repeat_interleave(2, dim=1) / 2
+            found = found.repeat_interleave(3, dim=1) / 3
         if tensor.shape[0] != found.shape[0]:
-            found = found.repeat_interleave(2, dim=0)
+            found = found.repeat_interleave(3, dim=0)
         tensor.copy_(found)
     return wide
 
