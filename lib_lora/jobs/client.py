@@ -180,10 +180,17 @@ def _launch(paths: RunFolder) -> Run:
     # Somebody has to take note of its end, or it stays behind as a zombie.
     threading.Thread(target=process.wait, daemon=True).start()
     end = time.monotonic() + START_SECONDS
-    while len(run.events()) == before:
-        if process.poll() is not None or time.monotonic() > end:
-            raise LoraError(f"The worker did not start. Its log ends:\n{run.log_tail()}")
-        time.sleep(0.02)
+    said_hello = False
+    try:
+        while not said_hello:
+            if process.poll() is not None or time.monotonic() > end:
+                raise LoraError(f"The worker did not start. Its log ends:\n{run.log_tail()}")
+            time.sleep(0.02)
+            said_hello = len(run.events()) > before
+    finally:
+        # A start that is given up, by its time or by Ctrl-C, leaves no worker that nobody follows.
+        if not said_hello:
+            process.kill()
     return run
 
 
