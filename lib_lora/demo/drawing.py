@@ -16,7 +16,7 @@ Point = tuple[float, float]
 
 
 @lru_cache
-def font(size: int) -> ImageFont.FreeTypeFont:
+def font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
     """Return Pillow's own scalable font at a size in pixels."""
     return ImageFont.load_default(size)
 

@@ -9,9 +9,12 @@ import logging
 import random
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from lib_lora.demo import scenes
 from lib_lora.demo.concepts import DONUT, SIZES, STRIPED, Concept
+
+Word = TypeVar("Word")
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +51,7 @@ def make(concept: Concept, count: int, folder: Path) -> None:
         stem.with_suffix(".txt").write_text(concept.caption(scene, rng) + "\n", encoding="utf-8")
 
 
-def _evenly(words: list, count: int, rng: random.Random) -> list:
+def _evenly(words: list[Word], count: int, rng: random.Random) -> list[Word]:
     """Return `count` words in random order, each as often as the others or once more."""
     rounds = [rng.sample(words, len(words)) for _ in range(-(-count // len(words)))]
     return [word for words_of_round in rounds for word in words_of_round][:count]
