@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,12 +11,11 @@ from lib_lora.errors import FileFormatError
 from lib_lora.families.detect import FAMILIES, detect_family, guess_network_family
 from lib_lora.families.table import Family, Layer, Placement
 from lib_lora.formats import adapter_metadata
-from lib_lora.formats.dialects import alias_table
+from lib_lora.formats.dialects import Alias, alias_table
 from lib_lora.formats.hashes import file_hashes
 from lib_lora.formats.header import Header
-from lib_lora.formats.network_file import Matched, Unmatched, match_tensors, misfit
+from lib_lora.formats.network_file import Matched, Unmatched, match_tensors, settle
 from lib_lora.formats.stream import TensorReader
-from lib_lora.networks.compose import network_type_of
 from lib_lora.networks.lora import ALPHA, DOWN
 
 ORIGINAL = "original"
@@ -61,7 +60,7 @@ def describe(path: Path | str) -> FileReport:
         return _checkpoint(path, reader.header, family)
 
 
-def _aliases(family: Family) -> dict:
+def _aliases(family: Family) -> dict[str, Alias]:
     """Return the names of every layer that a base of the family may have; shapes are not known without a base."""
     layers = (
         Layer(
@@ -79,50 +78,44 @@ def _aliases(family: Family) -> dict:
 
 def _network(path: Path, reader: TensorReader, family: Family, matched: Matched) -> FileReport:
     header = reader.header
-    fields = adapter_metadata.read_fields(header.metadata)
-    prefixes = {component.name: component.diffusers for component in family.components}
-    unmatched = matched.unmatched
-    components: Counter[str] = Counter()
-    types: Counter[str] = Counter()
-    ranks: Counter[str] = Counter()
-    alphas: Counter[str] = Counter()
-    for layer_id, keys in matched.layers.items():
-        kind = network_type_of(keys)
-        reason = misfit(
-            kind, {suffix: header.tensors[key].shape for suffix, key in keys.items()}, None
-        )
-        if kind is None or reason is not None:
-            unmatched += [Unmatched(key, str(reason)) for key in keys.values()]
-            continue
-        component, _, layer_path = layer_id.partition(".")
-        rank = header.tensors[keys[DOWN]].shape[0]
-        alpha = float(rank)
-        if ALPHA in keys:
-            alpha = float(reader.read(keys[ALPHA]))
-        elif fields is not None:
-            alpha = adapter_metadata.alpha_of(fields, prefixes[component], layer_path, rank)
-        components[component] += 1
-        types[kind.id] += 1
-        ranks[str(rank)] += 1
-        alphas[f"{alpha:g}"] += 1
+    kinds = settle(matched, header, None)
+    ranks = {id: header.tensors[matched.layers[id][DOWN]].shape[0] for id in kinds}
     hashes = file_hashes(path)
     return FileReport(
         family=family.id,
         dialect=matched.dialect,
-        types=tuple(sorted(types)),
-        layers=components.total(),
-        components=dict(components),
-        ranks=_by_number(ranks),
-        alphas=_by_number(alphas),
-        unmatched=tuple(unmatched),
-        problems=_network_problems(header, family, unmatched, hashes),
+        types=tuple(sorted({kind.id for kind in kinds.values()})),
+        layers=len(kinds),
+        components=dict(Counter(id.partition(".")[0] for id in kinds)),
+        ranks=_count(ranks.values()),
+        alphas=_count(_alphas(reader, family, matched, ranks)),
+        unmatched=tuple(matched.unmatched),
+        problems=_network_problems(header, family, matched.unmatched, hashes),
         hashes=hashes,
         metadata=header.metadata,
     )
 
 
-def _by_number(counts: Mapping[str, int]) -> dict[str, int]:
-    return {value: counts[value] for value in sorted(counts, key=float)}
+def _alphas(
+    reader: TensorReader, family: Family, matched: Matched, ranks: Mapping[str, int]
+) -> Iterator[float]:
+    """Return the alpha of every layer: its tensor, else what the metadata tell, else its rank."""
+    fields = adapter_metadata.read_fields(reader.header.metadata)
+    prefixes = {component.name: component.diffusers for component in family.components}
+    for layer_id, rank in ranks.items():
+        keys = matched.layers[layer_id]
+        component, _, path = layer_id.partition(".")
+        if ALPHA in keys:
+            yield float(reader.read(keys[ALPHA]))
+        elif fields is not None:
+            yield adapter_metadata.alpha_of(fields, prefixes[component], path, rank)
+        else:
+            yield float(rank)
+
+
+def _count(values: Iterable[float]) -> dict[str, int]:
+    counts = Counter(values)
+    return {f"{value:g}": counts[value] for value in sorted(counts)}
 
 
 def _network_problems(

@@ -16,6 +16,7 @@ from lib_lora.errors import FileFormatError
 MAX_HEADER_BYTES = 25_000_000
 MAX_DIMENSIONS = 8
 MAX_ELEMENTS = 2**48
+MAX_SHOWN = 400  # characters of a message that may quote the file
 
 # In the order in which the safetensors library lays tensors out: wide items last here, first in the file.
 ITEM_BYTES = {
@@ -35,6 +36,7 @@ ITEM_BYTES = {
     "I64": 8,
     "U64": 8,
 }
+FIELDS = frozenset({"dtype", "shape", "data_offsets"})
 DAMAGED = "The file is damaged or not what its name says; get it again from where it came from."
 
 
@@ -135,7 +137,7 @@ def _metadata(path: Path, raw: object) -> dict[str, str]:
 
 
 def _entry(path: Path, key: str, raw: object, data_start: int, file_bytes: int) -> TensorEntry:
-    if not isinstance(raw, dict) or raw.keys() != {"dtype", "shape", "data_offsets"}:
+    if not isinstance(raw, dict) or raw.keys() != FIELDS:
         raise _bad(
             path, f"describes tensor {key!r} by something other than dtype, shape and offsets"
         )
@@ -146,7 +148,7 @@ def _entry(path: Path, key: str, raw: object, data_start: int, file_bytes: int) 
             path, f"gives tensor {key!r} the dtype {dtype!r}; accepted: {', '.join(ITEM_BYTES)}"
         )
     elements = _elements(path, key, shape)
-    if not _naturals(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+    if not _is_range(offsets):
         raise _bad(path, f"gives tensor {key!r} the offsets {_short(offsets)}, which are no range")
     start, stop = data_start + offsets[0], data_start + offsets[1]
     if stop > file_bytes:
@@ -163,30 +165,39 @@ def _entry(path: Path, key: str, raw: object, data_start: int, file_bytes: int) 
 
 
 def _elements(path: Path, key: str, shape: object) -> int:
-    if not _naturals(shape) or len(shape) > MAX_DIMENSIONS:
-        raise _bad(path, f"gives tensor {key!r} the shape {_short(shape)}, which is none")
     elements = 1
+    if type(shape) is not list or len(shape) > MAX_DIMENSIONS:
+        raise _bad(path, f"gives tensor {key!r} the shape {_short(shape)}, which is none")
     for size in shape:
+        if type(size) is not int or size < 0:  # JSON's `true` is an int too, but of another type
+            raise _bad(path, f"gives tensor {key!r} the shape {_short(shape)}, which is none")
         elements *= size
-        if elements > MAX_ELEMENTS:
-            raise _bad(path, f"gives tensor {key!r} the impossible shape {_short(shape)}")
+    if elements > MAX_ELEMENTS:
+        raise _bad(path, f"gives tensor {key!r} the impossible shape {_short(shape)}")
     return elements
 
 
-def _naturals(values: object) -> bool:
-    return isinstance(values, list) and all(type(value) is int and value >= 0 for value in values)
+def _is_range(offsets: object) -> bool:
+    return (
+        type(offsets) is list
+        and len(offsets) == 2
+        and type(offsets[0]) is type(offsets[1]) is int
+        and 0 <= offsets[0] <= offsets[1]
+    )
 
 
 def _check_coverage(
     path: Path, entries: Mapping[str, TensorEntry], data_start: int, file_bytes: int
 ) -> None:
     reached, before = data_start, ""
-    for key, entry in sorted(entries.items(), key=lambda item: (item[1].start, item[1].stop)):
-        if entry.start < reached:
+    for start, stop, key in sorted(
+        (entry.start, entry.stop, key) for key, entry in entries.items()
+    ):
+        if start < reached:
             raise _bad(path, f"lets tensors {before!r} and {key!r} overlap")
-        if entry.start > reached:
-            raise _bad(path, f"has a gap of {entry.start - reached:,} bytes before tensor {key!r}")
-        reached, before = entry.stop, key
+        if start > reached:
+            raise _bad(path, f"has a gap of {start - reached:,} bytes before tensor {key!r}")
+        reached, before = stop, key
     if reached != file_bytes:
         raise _bad(path, f"has {file_bytes - reached:,} bytes after its last tensor")
 
@@ -197,4 +208,5 @@ def _short(value: object) -> str:
 
 
 def _bad(path: Path, problem: str) -> FileFormatError:
-    return FileFormatError(f"{path.name} {problem}. {DAMAGED}")
+    shown = problem if len(problem) <= MAX_SHOWN else f"{problem[:MAX_SHOWN]}..."
+    return FileFormatError(f"{path.name} {shown}. {DAMAGED}")

@@ -74,25 +74,16 @@ def read_network(
     """
     path = Path(path)
     prefixes = {component.name: component.diffusers for component in components}
+    found: dict[str, LayerNetwork] = {}
     with TensorReader(path) as reader:
         header = reader.header
         _refuse_other_family(path, header)
         matched = match_tensors(header, alias_table(layers.values(), components))
         fields = adapter_metadata.read_fields(header.metadata)
-        found: dict[str, LayerNetwork] = {}
-        for layer_id, keys in matched.layers.items():
-            layer = layers[layer_id]
-            kind = network_type_of(keys)
-            reason = misfit(
-                kind,
-                {suffix: header.tensors[key].shape for suffix, key in keys.items()},
-                layer.shape,
-            )
-            if kind is None or reason is not None:
-                matched.unmatched.extend(Unmatched(key, str(reason)) for key in keys.values())
-                continue
-            tensors = {suffix: reader.read(key) for suffix, key in keys.items()}
+        for layer_id, kind in settle(matched, header, layers).items():
+            tensors = {suffix: reader.read(key) for suffix, key in matched.layers[layer_id].items()}
             if fields is not None and ALPHA not in tensors:
+                layer = layers[layer_id]
                 tensors[ALPHA] = _alpha(fields, prefixes[layer.component], layer, tensors)
             found[layer_id] = LayerNetwork(kind, tensors)
     if not found:
@@ -127,13 +118,29 @@ def _stranger(key: str) -> str:
     return "the base has no layer of this name"
 
 
-def misfit(
+def settle(
+    matched: Matched, header: Header, layers: Mapping[str, Layer] | None
+) -> dict[str, NetworkType]:
+    """Return the type of every layer whose tensors belong together and fit; the tensors of the others join the unmatched.
+
+    layers: those of the base, `None` when there is no base to fit.
+    """
+    kinds: dict[str, NetworkType] = {}
+    for layer_id, keys in matched.layers.items():
+        shapes = {suffix: header.tensors[key].shape for suffix, key in keys.items()}
+        kind = network_type_of(keys)
+        reason = _misfit(kind, shapes, layers[layer_id].shape if layers is not None else None)
+        if kind is not None and reason is None:
+            kinds[layer_id] = kind
+        else:
+            matched.unmatched.extend(Unmatched(key, str(reason)) for key in keys.values())
+    return kinds
+
+
+def _misfit(
     kind: NetworkType | None, shapes: Mapping[str, tuple[int, ...]], layer: tuple[int, ...] | None
 ) -> str | None:
-    """Return why tensors of these shapes cannot change a layer, `None` when they can.
-
-    layer: the shape of the layer's weight, `None` when it is not known.
-    """
+    """Return why tensors of these shapes cannot change a layer of this shape, `None` when they can."""
     if kind is None:
         for there, missing in ((DOWN, UP), (UP, DOWN)):
             if there in shapes:
