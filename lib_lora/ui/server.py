@@ -59,6 +59,7 @@ def serve(studio: Studio, host: str, port: int, started: Callable[[str], None]) 
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((host, port))
+            listener.listen()
         except OSError as error:
             raise LoraError(
                 f"Port {port} of {host} cannot be used ({error.strerror}); choose another with --port."
