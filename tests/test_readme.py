@@ -43,8 +43,9 @@ def test_there_are_no_other_commands_than_ours():
 @pytest.mark.parametrize("arguments", loom_commands(), ids=" ".join)
 def test_each_command_is_accepted(arguments):
     parse(arguments)
-    with pytest.raises(SystemExit):
-        parse([*arguments, "--no-such-option"] if arguments[0] != "test" else ["tset"])
+    if arguments[0] != "test":  # whose options are pytest's
+        with pytest.raises(SystemExit):
+            parse([*arguments, "--no-such-option"])
 
 
 def test_inputs_of_the_commands_are_in_the_repository_or_made_by_the_demo():
