@@ -1,0 +1,112 @@
+"""One formula: a network computes the same in training, applied live and baked into the weights."""
+
+import pytest
+import torch
+
+from lib_lora.apply.session import LoadedNetwork, Session
+from lib_lora.formats.checkpoint import open_checkpoint
+from lib_lora.networks.compose import compose
+from lib_lora.networks.contract import LayerNetwork
+from lib_lora.schedule.clock import Clock
+from lib_lora.schedule.grammar import parse_prompt
+from lib_lora.train.attach import attach, selected_layers
+from lib_lora.train.base_model import live_modules
+from lib_lora.train.config import NetworkConfig
+from tests.tiny import tiny_checkpoint, tiny_components
+
+CONFIG = NetworkConfig(rank=4, alpha=2.0, conv_rank=3, text_encoder=True)
+DRAW = torch.Generator().manual_seed(7)
+LATENTS = torch.randn(1, 4, 8, 8, generator=DRAW, dtype=torch.float64)
+TOKENS = torch.randint(49407, (1, 12), generator=DRAW)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return open_checkpoint(tiny_checkpoint(tmp_path_factory.mktemp("base")))
+
+
+@pytest.fixture(params=[torch.float64, torch.float32], ids=["float64", "float32"])
+def dtype(request):
+    return request.param
+
+
+def fresh_modules(dtype):
+    modules = {name: module.to(dtype) for name, module in tiny_components().items()}
+    return {name: module.requires_grad_(False) for name, module in modules.items()}
+
+
+def outputs(modules, before_unet=lambda: None):
+    """Return what text encoder and UNet compute, the UNet from fixed words of the right width."""
+    dtype = next(modules["unet"].parameters()).dtype
+    words = modules["te1"](TOKENS).last_hidden_state
+    before_unet()
+    fixed = torch.linspace(-1, 1, words.numel(), dtype=dtype).view_as(words)
+    noise = modules["unet"](LATENTS.to(dtype), 500, fixed).sample
+    return {"te1": words.detach(), "unet": noise.detach()}
+
+
+def trained(base, modules, dtype):
+    """Return a network after training, still attached: every upper factor moved away from zero."""
+    attached = attach(
+        CONFIG,
+        selected_layers(base.family, base.layers, CONFIG),
+        live_modules(modules, base.layers),
+        seed=3,
+        dtype=dtype,
+    )
+    with torch.no_grad():
+        for tensors in attached.tensors.values():
+            up = tensors["lora_up.weight"]
+            up.copy_(0.3 * torch.randn(up.shape, generator=DRAW, dtype=torch.float64))
+    return attached
+
+
+def loaded(attached):
+    return {
+        id_: LayerNetwork(attached.type, {s: t.detach() for s, t in tensors.items()})
+        for id_, tensors in attached.tensors.items()
+    }
+
+
+def live(base, modules, networks):
+    (use,) = parse_prompt("<lora:x:1>").uses
+    with Session([(use, LoadedNetwork("x", networks))]) as session:
+        session.open(live_modules(modules, base.layers))
+        session.begin_pass(Clock.from_sigmas([2.0, 1.0]))
+        session.encode()
+        return outputs(modules, before_unet=lambda: session.step(2.0))
+
+
+def baked(base, dtype, networks, strength):
+    modules = fresh_modules(dtype)
+    layers = live_modules(modules, base.layers)
+    for id_, network in networks.items():
+        weight = layers[id_].weight
+        weight += compose(weight, [(network, strength)]).weight
+    return outputs(modules)
+
+
+def distance(a, b):
+    return max(
+        float((a[name] - b[name]).abs().max() / (b[name].max() - b[name].min())) for name in a
+    )
+
+
+def test_training_live_and_baked_agree(base, dtype):
+    tolerance = {torch.float64: 1e-12, torch.float32: 1e-5}[dtype]
+    modules = fresh_modules(dtype)
+    plain = outputs(modules)
+    attached = trained(base, modules, dtype)
+    in_training = outputs(modules)
+    attached.detach()
+    networks = loaded(attached)
+    assert {id_.split(".")[0] for id_ in networks} == {"unet", "te1"}
+    applied = live(base, modules, networks)
+    merged = baked(base, dtype, networks, 1.0)
+    assert distance(in_training, merged) <= tolerance
+    assert distance(applied, merged) <= tolerance
+    assert distance(applied, in_training) <= tolerance
+    # The controls: without the network it differs clearly; with the strength off by 5 % it fails.
+    assert distance(plain, merged) > 1e-2
+    assert distance(applied, baked(base, dtype, networks, 1.05)) > 1e-3
+    assert distance(outputs(modules), plain) == 0.0
