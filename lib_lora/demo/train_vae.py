@@ -36,12 +36,14 @@ KL_WEIGHT = 3e-4
 class Round:
     """A stretch of training under one rate that rises, then falls to near zero.
 
-    stages: (side, pictures, steps); edges: how much more the error counts where a picture differs from its own blur.
+    stages: (side, pictures, steps); edges: how much more the error counts where a picture differs from its own blur; encoder:
+    whether the encoder is trained too.
     """
 
     peak: float
     stages: tuple[tuple[int, int, int], ...]
     edges: float = 0.0
+    encoder: bool = True
 
 
 # Small crops first: they give four times the steps for the same work.
@@ -50,6 +52,8 @@ ROUNDS = (
     Round(1e-3, ((64, 8, 600),)),
     Round(1e-3, ((64, 8, 450),), edges=4.0),
 )
+# The latents are settled then; only the decoder goes on learning.
+POLISH = Round(7e-4, ((64, 8, 400),), edges=4.0, encoder=False)
 
 
 def photograph_parts() -> tuple[list[Image.Image], list[Image.Image]]:
@@ -134,6 +138,7 @@ def train(folder: Path, seed: int = 0) -> AutoencoderKL:
     for stretch in ROUNDS:
         _train_round(vae, stretch, photos, rng)
     fit_latents(vae, training_batch(photos, 64, 256, rng), drawings=160)
+    _train_round(vae, POLISH, photos, rng)
     log.info("held-out photographs at 128 px: %.2f dB", photograph_psnr(vae, held_out))
     torch.save(vae.state_dict(), finished)
     return vae.eval()
@@ -142,7 +147,10 @@ def train(folder: Path, seed: int = 0) -> AutoencoderKL:
 def _train_round(
     vae: AutoencoderKL, stretch: Round, photos: list[Image.Image], rng: random.Random
 ) -> None:
-    optimizer = torch.optim.AdamW(vae.parameters(), betas=(0.9, 0.99), weight_decay=0)
+    trained = list(vae.parameters())
+    if not stretch.encoder:
+        trained = [*vae.decoder.parameters(), *vae.post_quant_conv.parameters()]
+    optimizer = torch.optim.AdamW(trained, betas=(0.9, 0.99), weight_decay=0)
     total = sum(steps for _, _, steps in stretch.stages)
     batches = [(side, count) for side, count, steps in stretch.stages for _ in range(steps)]
     for done, (side, count) in enumerate(batches):
@@ -150,10 +158,10 @@ def _train_round(
         falling = 0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * done / total))
         for group in optimizer.param_groups:
             group["lr"] = stretch.peak * warm * falling
-        loss = _loss(vae, training_batch(photos, side, count, rng), stretch.edges)
+        loss = _loss(vae, training_batch(photos, side, count, rng), stretch)
         optimizer.zero_grad()
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(vae.parameters(), 1.0)
+        torch.nn.utils.clip_grad_norm_(trained, 1.0)
         optimizer.step()
         if (done + 1) % 50 == 0:
             log.info("vae step %d of %d, loss %.4f", done + 1, total, loss.item())
@@ -184,12 +192,14 @@ def widen_second_level(narrow: AutoencoderKL) -> AutoencoderKL:
     return wide
 
 
-def _loss(vae: AutoencoderKL, pictures: torch.Tensor, edges: float) -> torch.Tensor:
-    posterior = vae.encode(pictures).latent_dist
+def _loss(vae: AutoencoderKL, pictures: torch.Tensor, stretch: Round) -> torch.Tensor:
+    with torch.set_grad_enabled(stretch.encoder):
+        posterior = vae.encode(pictures).latent_dist
     difference = vae.decode(posterior.sample()).sample - pictures
-    divergence = 0.5 * (posterior.mean**2 + posterior.var - 1 - posterior.logvar).mean()
     error = difference.abs() + 2 * difference.square()
-    return (error * _edge_weights(pictures, edges)).mean() + KL_WEIGHT * divergence
+    loss = (error * _edge_weights(pictures, stretch.edges)).mean()
+    divergence = 0.5 * (posterior.mean**2 + posterior.var - 1 - posterior.logvar).mean()
+    return loss + KL_WEIGHT * divergence
 
 
 def _edge_weights(pictures: torch.Tensor, edges: float) -> torch.Tensor:
