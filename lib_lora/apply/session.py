@@ -54,11 +54,14 @@ class Session:
         """Build the branches for these modules and put the hooks on them; layers that no network touches get none."""
         self._detach()
         self._strengths = Strengths(len(GROUPS) * len(self._uses))
-        networks = self._by_layer()
-        for layer_id in networks.keys() & modules.keys():
-            branch = Branch(modules[layer_id], networks[layer_id], self._strengths)
+        absent = []
+        for layer_id, networks in self._by_layer().items():
+            if layer_id not in modules:
+                absent.append(layer_id)
+                continue
+            branch = Branch(modules[layer_id], networks, self._strengths)
             self._handles.append(attach(modules[layer_id], branch))
-        if absent := sorted(networks.keys() - modules.keys()):
+        if absent:
             log.warning("%d layers have no module in this model: %s", len(absent), absent)
 
     def begin_pass(self, clock: Clock, name: PassName = "base") -> None:

@@ -215,7 +215,7 @@ def test_rebinding_moves_the_branches(model):
 def test_layers_that_the_model_lacks_are_named_in_the_log(model, caplog):
     with Session(uses_of(model, "<lora:a:1>")) as session:
         session.open({"unet.first": model.first})
-    assert "'te1.words', 'unet.second'" in caplog.text
+    assert "'unet.second', 'te1.words'" in caplog.text
 
 
 def test_the_hires_pass_is_told_apart(model):
