@@ -24,6 +24,7 @@ COMMANDS = {
     "serve": "open the pages in a browser, without a WebUI",
     "train": "train a LoRA",
     "generate": "make a picture, with scheduled LoRAs",
+    "schedule": "tell the strengths of a prompt's LoRAs at every evaluation",
     "merge": "bake LoRAs into a checkpoint",
     "inspect": "tell what is in a LoRA or a checkpoint",
 }
