@@ -68,7 +68,7 @@ class Branch:
     ) -> None:
         self._strengths = strengths
         self._slots = [slot for slot, _ in networks]
-        shape = LayerShape(tuple(layer.weight.shape))
+        shape = LayerShape(tuple(layer.get_parameter("weight").shape))
         self._stack = _Stack(networks, shape, strengths)
         self._others = [
             _Other(slot, network, strengths)

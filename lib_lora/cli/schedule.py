@@ -6,12 +6,15 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 from lib_lora.hosts.samplers import Walk, find_sampler, set_up
 from lib_lora.schedule.curve import strengths_at
 from lib_lora.schedule.grammar import Parsed, format_curve, parse_prompt
 
 EXAMPLE = 'example: python3 loom.py schedule "a fox <lora:ink:0@0,1@0.5>" --steps 20'
+
+Report = dict[str, list[dict[str, Any]]]
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -38,14 +41,14 @@ def run(args: argparse.Namespace) -> int:
     return 1 if parsed.errors else 0
 
 
-def schedule(parsed: Parsed, walk: Walk) -> dict[str, list[dict[str, object]]]:
+def schedule(parsed: Parsed, walk: Walk) -> Report:
     """Return the tags with their UNet curves, and the strengths on the UNet at each evaluation of a walk."""
-    loras: list[dict[str, object]] = [
+    loras: list[dict[str, Any]] = [
         {"name": use.name, "tag": use.source, "curve": format_curve(use.curves["unet"])}
         for use in parsed.uses
     ]
     moments = [walk.clock.moment(level) for level in walk.levels]
-    steps: list[dict[str, object]] = [
+    steps: list[dict[str, Any]] = [
         {
             "evaluation": index,
             "step": moment.step,
@@ -57,7 +60,7 @@ def schedule(parsed: Parsed, walk: Walk) -> dict[str, list[dict[str, object]]]:
     return {"loras": loras, "steps": steps}
 
 
-def _lines(report: dict[str, list[dict[str, object]]]) -> Iterator[str]:
+def _lines(report: Report) -> Iterator[str]:
     names = list(dict.fromkeys(lora["name"] for lora in report["loras"]))
     yield "  ".join(["step   progress", *(f"{name:>8}" for name in names)])
     for row in report["steps"]:

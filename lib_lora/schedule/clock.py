@@ -74,4 +74,4 @@ class Clock:
     def _sigma(self, step: float) -> float:
         """Return the noise level at a fractional step, interpolated in log-sigma."""
         before, after = self.sigmas[math.floor(step)], self.sigmas[math.ceil(step)]
-        return before * (after / before) ** (step - math.floor(step))
+        return before * math.pow(after / before, step - math.floor(step))
