@@ -1,0 +1,114 @@
+"""The train command: exit codes, Ctrl-C in a real terminal's manner, and resuming."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from lib_lora.cli.main import main
+from lib_lora.formats.header import read_header
+from lib_lora.jobs.client import Run
+from tests.tiny import CONFIG, tiny_checkpoint
+from tests.train.pictures import make_pictures
+
+ROOT = Path(__file__).parents[2]
+PATIENCE = 600
+SMALL = (
+    *("--set", f"model.config={CONFIG}", "--set", "data.size=64", "--set", "network.rank=2"),
+    *("--set", "run.threads=1", "--set", "run.device=cpu", "--set", "loss.validation_draws=2"),
+)
+
+
+@pytest.fixture(scope="module")
+def material(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("material")
+    return str(tiny_checkpoint(folder)), str(make_pictures(folder / "pictures"))
+
+
+@pytest.fixture
+def arguments(material, tmp_path, monkeypatch):
+    """The arguments of a small training whose files all go to a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+    base, data = material
+    return ["train", "--base", base, "--data", data, "--out", "lora.safetensors", *SMALL]
+
+
+def test_a_training_prints_the_file_and_shows_its_progress(arguments, tmp_path, capsys):
+    assert main([*arguments, "--set", "schedule.steps=2"]) == 0
+    out, err = capsys.readouterr()
+    assert out == f"{tmp_path / 'lora.safetensors'}\n"
+    assert "2/2  loss " in err
+    assert read_header(tmp_path / "lora.safetensors").metadata["ss_steps"] == "2"
+    (run,) = (tmp_path / "runs").iterdir()
+    assert Run(run).state().status == "done"
+
+
+def test_options_and_settings_win_over_the_file(arguments, material, tmp_path):
+    config = {
+        "model": {"base": "nowhere.safetensors", "config": str(CONFIG)},
+        "schedule": {"steps": 500},
+        "run": {"threads": 1, "device": "cpu"},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert main(["train", "config.json", *arguments[1:], "--set", "schedule.steps=1"]) == 0
+    (run,) = (tmp_path / "runs").iterdir()
+    asked = json.loads((run / "config.json").read_text())["config"]
+    assert (asked["schedule"]["steps"], asked["model"]["base"]) == (1, material[0])
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--set", "schedule.stepps=1"], "Did you mean 'steps'?"),
+        (["--set", "steps=1"], "section.key=value"),
+        (["--resume", "latest"], "takes no other setting"),
+        (["nowhere.json"], "cannot be read as JSON"),
+    ],
+)
+def test_wrong_usage_is_2_and_starts_nothing(arguments, tmp_path, capsys, more, said):
+    assert main([*arguments, *more]) == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_all_that_is_missing_is_told(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["train"]) == 2
+    err = capsys.readouterr().err
+    assert all(name in err for name in ("model.base", "data.folder", "saving.out"))
+
+
+def test_a_failed_training_is_1_with_one_sentence(arguments, tmp_path, capsys):
+    (tmp_path / "empty").mkdir()
+    assert main([*arguments, "--data", "empty"]) == 1
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last == f"{tmp_path / 'empty'} holds no picture."
+    assert not (tmp_path / "lora.safetensors").exists()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="sends the signal of Ctrl-C in the manner of POSIX")
+def test_ctrl_c_stops_with_130_saves_and_can_be_resumed(arguments, tmp_path):
+    command = [sys.executable, "-m", "lib_lora.cli.main", *arguments, "--set", "schedule.steps=60"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
+        end = time.monotonic() + PATIENCE
+        while not any('"step": 3, ' in f.read_text() for f in tmp_path.glob("runs/*/events.jsonl")):
+            assert process.poll() is None, process.stderr.read()
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        err = process.communicate(timeout=PATIENCE)[1]
+    assert process.returncode == 130
+    assert "Stopped after step" in err
+    (run,) = (tmp_path / "runs").iterdir()
+    assert f"--resume {run}" in err
+    assert not (tmp_path / "lora.safetensors").exists()
+    assert len(list((run / "saves").glob("*.safetensors"))) == 1
+    assert list(tmp_path.rglob("*.partial")) == []
+    assert main(["train", "--resume", "latest"]) == 0
+    assert read_header(tmp_path / "lora.safetensors").metadata["ss_steps"] == "60"

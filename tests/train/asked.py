@@ -1,0 +1,20 @@
+"""Configurations for tests: what a test does not name is small."""
+
+from lib_lora.train.config import TrainConfig
+from tests.tiny import CONFIG
+
+
+def asked_config(base_file, pictures, out_file, **sections):
+    """Return a configuration of a tiny training; `sections` are merged over it."""
+    raw = {
+        "model": {"base": str(base_file), "config": str(CONFIG)},
+        "data": {"folder": str(pictures), "size": 64},
+        "network": {"rank": 4, "alpha": 2.0},
+        "schedule": {"steps": 10, "batch": 2},
+        "loss": {"validation_draws": 4},
+        "saving": {"out": str(out_file), "dtype": "fp32"},
+        "run": {"threads": 1, "device": "cpu"},
+    }
+    for section, values in sections.items():
+        raw[section] = {**raw.get(section, {}), **values}
+    return TrainConfig.from_dict(raw)

@@ -1,0 +1,87 @@
+"""Loading a base model: the same weights as the modules that were saved, and configurations from three places."""
+
+import json
+import shutil
+
+import pytest
+import torch
+
+from lib_lora.errors import FileFormatError
+from lib_lora.formats.checkpoint import open_checkpoint
+from lib_lora.train.base_model import (
+    configs_from_shapes,
+    find_configs,
+    live_modules,
+    load_base_model,
+)
+from tests.tiny import CONFIG, tiny_components
+
+TINY_HEADS, SD15_HEADS = 4, 8
+
+
+def heads(configs):
+    return configs["unet"]["attention_head_dim"], configs["text_encoder"]["num_attention_heads"]
+
+
+@pytest.fixture
+def alone(tiny_file, tmp_path):
+    """The random base model in a folder of its own."""
+    return shutil.copy(tiny_file, tmp_path / "base.safetensors")
+
+
+def test_weights_are_those_that_were_saved(tiny):
+    for name, saved in tiny_components().items():
+        loaded = tiny.modules()[name].state_dict()
+        for key, tensor in saved.state_dict().items():
+            assert torch.equal(loaded[key], tensor), key
+        assert not any(p.requires_grad for p in tiny.modules()[name].parameters())
+
+
+def test_loading_without_a_folder_gives_the_same_weights_and_sd15s_heads(tiny, alone):
+    base = load_base_model(open_checkpoint(alone))
+    assert base.unet.config.attention_head_dim == SD15_HEADS
+    for name, module in tiny.modules().items():
+        loaded = base.modules()[name].state_dict()
+        assert all(torch.equal(loaded[key], tensor) for key, tensor in module.state_dict().items())
+
+
+def test_every_layer_has_its_live_module(tiny):
+    found = live_modules(tiny.modules(), tiny.checkpoint.layers)
+    assert found.keys() == tiny.checkpoint.layers.keys()
+    for id_, layer in tiny.checkpoint.layers.items():
+        assert tuple(found[id_].weight.shape) == layer.shape, id_
+
+
+def test_shapes_tell_all_that_the_bundled_folder_says(tiny):
+    derived = configs_from_shapes(tiny.checkpoint)
+    for part, config in derived.items():
+        told = json.loads((CONFIG / part / "config.json").read_text())
+        different = {key for key in config if told[key] != config[key]}
+        assert different <= {"attention_head_dim", "num_attention_heads", "sample_size"}, part
+
+
+def test_a_folder_beside_the_file_is_used_only_if_it_fits(alone):
+    folder = shutil.copytree(CONFIG, alone.parent / "model")
+    assert heads(find_configs(open_checkpoint(alone))) == (TINY_HEADS, TINY_HEADS)
+    config = json.loads((folder / "unet" / "config.json").read_text())
+    config["block_out_channels"][0] = 320
+    (folder / "unet" / "config.json").write_text(json.dumps(config))
+    assert heads(find_configs(open_checkpoint(alone))) == (SD15_HEADS, 1)
+    with pytest.raises(FileFormatError, match=r"describes another model.*block_out_channels"):
+        find_configs(open_checkpoint(alone), folder)
+
+
+def test_a_sidecar_tells_the_heads(alone):
+    alone.with_suffix(".yaml").write_text(
+        "model:\n  params:\n    unet_config:\n      params: {num_heads: 2}\n"
+        f"    cond_stage_config:\n      params: {{version: '{CONFIG / 'text_encoder'}'}}\n"
+    )
+    assert heads(find_configs(open_checkpoint(alone))) == (2, TINY_HEADS)
+    alone.with_suffix(".yaml").write_text("model: nothing")
+    with pytest.raises(FileFormatError, match="no model configuration of the WebUI"):
+        find_configs(open_checkpoint(alone))
+
+
+def test_a_folder_without_configurations_is_refused(alone, tmp_path):
+    with pytest.raises(FileFormatError, match=r"holds unet/config\.json"):
+        find_configs(open_checkpoint(alone), tmp_path)

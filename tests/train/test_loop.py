@@ -1,0 +1,162 @@
+"""The loop between its draws and its files: accumulation, dropout, what it tells, and how it obeys."""
+
+import copy
+import math
+
+import pytest
+import torch
+
+from lib_lora.errors import LoraError
+from lib_lora.train.attach import attach, selected_layers
+from lib_lora.train.base_model import live_modules
+from lib_lora.train.loop import Loop, Material
+from lib_lora.train.objective import Draws
+from lib_lora.train.training import make_optimizer
+from tests.train.asked import asked_config
+
+
+class Teller:
+    """A watcher that remembers what it hears and asks what it was given to ask, by step."""
+
+    def __init__(self, asks=None):
+        self.steps, self.validations, self.saves, self.answers = [], [], [], []
+        self.asks = dict(asks or {})
+
+    def stage(self, name, step=0, total=0):
+        pass
+
+    def step(self, step, total, loss, rate, seconds_left):
+        self.steps.append((step, total, loss, rate, seconds_left))
+
+    def validation(self, step, loss):
+        self.validations.append((step, loss))
+
+    def saved(self, file, step):
+        self.saves.append(step)
+
+    def note(self, sentence):
+        pass
+
+    def asked(self):
+        return self.asks.get(self.steps[-1][0])
+
+    def answer(self, result):
+        self.answers.append(result)
+        self.asks.pop(self.steps[-1][0])
+
+
+class Shelf:
+    """A keeper that remembers at which steps it was asked to write."""
+
+    def __init__(self):
+        self.states, self.networks = [], []
+
+    def state(self, step):
+        self.states.append(step)
+
+    def network(self, step):
+        self.networks.append(step)
+        return f"{step}.safetensors"
+
+
+@pytest.fixture
+def make_loop(tiny, contexts):
+    def make(dtype=torch.float32, **sections):
+        config = asked_config("a", "b", "c.safetensors", **sections)
+        unet = copy.deepcopy(tiny.unet).to(dtype)
+        layers = selected_layers(tiny.checkpoint.family, tiny.checkpoint.layers, config.network)
+        attached = attach(config.network, layers, live_modules({"unet": unet}, layers), 0, dtype)
+        draw = torch.Generator().manual_seed(1)
+        material = Material(
+            unet=unet,
+            context=contexts.to(dtype).__getitem__,
+            latents=torch.randn((3, 4, 8, 8), generator=draw).to(dtype),
+            captions=torch.tensor([1, 2, 1]),
+            epoch=torch.arange(3),
+            gamma=5.0,
+            compute=dtype,
+        )
+        return Loop(material, make_optimizer(config, attached), config)
+
+    return make
+
+
+def values(loop):
+    return loop.optimizer.groups[0].flat.clone()
+
+
+def test_accumulated_passes_equal_one_batch(make_loop):
+    draw = torch.Generator().manual_seed(2)
+    noise = torch.randn((2, 4, 8, 8), generator=draw)
+    rows, times, kept = (
+        torch.tensor([0, 2]),
+        torch.tensor([100, 700]),
+        torch.zeros(2, dtype=torch.bool),
+    )
+    whole, parts = make_loop(torch.float64), make_loop(torch.float64)
+    one, _ = whole.update(0, [Draws(rows, times, noise, kept)])
+    each = [Draws(rows[n : n + 1], times[n : n + 1], noise[n : n + 1], kept[:1]) for n in (0, 1)]
+    two, _ = parts.update(0, each)
+    assert float(one) == pytest.approx(float(two), rel=1e-12)
+    start = values(make_loop(torch.float64))
+    assert float((values(whole) - start).norm()) > 0
+    assert float((values(whole) - values(parts)).norm() / (values(whole) - start).norm()) < 1e-9
+
+
+def test_a_dropped_caption_is_the_empty_one(make_loop):
+    loop = make_loop()
+    noise = torch.randn((1, 4, 8, 8), generator=torch.Generator().manual_seed(3))
+    row, time = torch.tensor([0]), torch.tensor([400])
+    with torch.no_grad():
+        dropped = loop.material.loss(Draws(row, time, noise, torch.tensor([True])))
+        kept = loop.material.loss(Draws(row, time, noise, torch.tensor([False])))
+        loop.material.captions[0] = 0
+        empty = loop.material.loss(Draws(row, time, noise, torch.tensor([False])))
+    assert dropped == empty
+    assert dropped != kept
+
+
+def test_what_is_told_and_kept(make_loop):
+    loop = make_loop(
+        schedule={"steps": 4}, loss={"validation_every": 2}, saving={"every": 3, "state_every": 2}
+    )
+    teller, shelf = Teller(), Shelf()
+    assert loop.run(teller, shelf) == "done"
+    assert [(step, total) for step, total, *_ in teller.steps] == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    assert all(math.isfinite(loss) and loss > 0 for _, _, loss, _, _ in teller.steps)
+    assert teller.steps[0][3] == 1e-4
+    assert teller.steps[-1][4] == 0.0
+    assert teller.steps[0][4] > 0
+    assert [step for step, _ in teller.validations] == [0, 2, 4]
+    assert loop.validations == dict(teller.validations)
+    assert (shelf.networks, shelf.states, teller.saves) == ([3], [2], [3])
+
+
+def test_watching_changes_nothing(make_loop):
+    plain = make_loop(schedule={"steps": 3}, loss={"validation_draws": 0})
+    watched = make_loop(schedule={"steps": 3}, loss={"validation_every": 1})
+    plain.run(Teller(), Shelf())
+    watched.run(Teller({1: "save"}), Shelf())
+    assert torch.equal(values(plain), values(watched))
+
+
+@pytest.mark.parametrize(
+    ("asked", "ending", "networks"),
+    [("stop", "stopped", [2]), ("pause", "paused", []), ("save", "done", [2])],
+)
+def test_commands(make_loop, asked, ending, networks):
+    loop, teller, shelf = make_loop(schedule={"steps": 3}), Teller({2: asked}), Shelf()
+    assert loop.run(teller, shelf) == ending
+    assert loop.done == (3 if ending == "done" else 2)
+    assert shelf.states == [2]
+    assert shelf.networks == networks
+    assert len(teller.answers) == 1
+    assert "after step 2" in teller.answers[0]
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_before_anything_is_kept(make_loop):
+    loop, shelf = make_loop(saving={"state_every": 1}, loss={"validation_draws": 0}), Shelf()
+    loop.material.latents[:] = math.inf
+    with pytest.raises(LoraError, match="at step 1: lower the rates"):
+        loop.run(Teller(), shelf)
+    assert shelf.states == []

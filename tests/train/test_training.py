@@ -1,0 +1,161 @@
+"""A whole training in this process: the file it leaves, determinism, resuming, and what it says about the data."""
+
+import pytest
+import torch
+from PIL import Image
+
+from lib_lora.errors import LoraError, UsageError
+from lib_lora.formats.network_file import read_network
+from lib_lora.train.training import train
+from tests.train.asked import asked_config
+from tests.train.pictures import make_pictures
+from tests.train.test_loop import Teller
+
+
+class Noter(Teller):
+    """A watcher that keeps the notes, and asks something when a stage begins."""
+
+    def __init__(self, asks=None, at_stage=None):
+        super().__init__(asks)
+        self.notes, self.stages, self.at_stage = [], [], dict(at_stage or {})
+        self._asking = None
+
+    def stage(self, name, step=0, total=0):
+        self.stages.append(name)
+        self._asking = self.at_stage.pop(name, None)
+
+    def note(self, sentence):
+        self.notes.append(sentence)
+
+    def asked(self):
+        return self._asking or (self.steps and super().asked()) or None
+
+    def answer(self, result):
+        if self._asking:
+            self._asking = None
+            self.answers.append(result)
+        else:
+            super().answer(result)
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    return make_pictures(tmp_path_factory.mktemp("pictures"))
+
+
+@pytest.fixture
+def asked(tiny_file, pictures, tmp_path):
+    """Return a configuration of eight steps that trains both encoders and uses every feature, writing to a given name."""
+
+    def make(name, **sections):
+        defaults = {
+            "network": {"conv_rank": 2, "text_encoder": True},
+            "data": {"caption_dropout": 0.3},
+            "schedule": {"steps": 8, "warmup": 2, "accumulate": 2},
+            "optimizer": {"unet_rate": 1e-3, "text_encoder_rate": 1e-3},
+        }
+        return asked_config(
+            tiny_file, pictures, tmp_path / name / "lora.safetensors", **{**defaults, **sections}
+        )
+
+    return make
+
+
+def trained(config, run, watcher=None):
+    return train(config, run, None, watcher or Noter())
+
+
+def test_the_file_fits_the_base_and_tells_of_its_making(asked, tiny, tmp_path):
+    watcher = Noter()
+    result = trained(asked("one"), tmp_path / "run", watcher)
+    assert result.ending == "done"
+    assert watcher.stages[-1] == "saving"
+    file = read_network(result.file, tiny.checkpoint.layers, tiny.checkpoint.family.components)
+    assert (file.dialect, file.unmatched) == ("kohya", ())
+    assert len(file.layers) == 278 + 12
+    assert all(float(n.tensors["lora_up.weight"].abs().max()) > 0 for n in file.layers.values())
+    told = file.metadata
+    assert (told["ss_steps"], told["ss_num_train_images"], told["ss_network_dim"]) == (
+        "8",
+        "4",
+        "4",
+    )
+    assert (told["ss_unet_lr"], told["ss_seed"], told["ss_output_name"]) == ("0.001", "0", "lora")
+    assert "number 3" in told["ss_tag_frequency"]
+    assert not any("date" in key or "started" in key for key in told)
+    assert "4 pictures, 2 of them with a caption." in watcher.notes
+
+
+def test_equal_runs_give_equal_bytes_and_another_seed_others(asked, tmp_path):
+    files = [
+        trained(asked(name), tmp_path / name / "run").file.read_bytes() for name in ("one", "two")
+    ]
+    other = trained(asked("three", run={"seed": 1}), tmp_path / "three" / "run")
+    assert files[0] == files[1]
+    assert files[0] != other.file.read_bytes()
+
+
+@pytest.mark.parametrize("asks", ["pause", "stop"])
+def test_a_resumed_run_gives_the_bytes_of_an_uninterrupted_one(asked, tmp_path, asks):
+    whole = trained(asked("whole"), tmp_path / "whole" / "run")
+    config, run = asked("parts"), tmp_path / "parts" / "run"
+    first = trained(config, run, Noter({3: asks}))
+    assert first.step == 3
+    assert not config.saving.out.exists()
+    assert len(list((run / "saves").iterdir())) == (asks == "stop")
+    watcher = Noter()
+    second = trained(config, run, watcher)
+    assert watcher.steps[0][0] == 4
+    assert second.file.read_bytes() == whole.file.read_bytes()
+    assert second.validations == whole.validations
+
+
+def test_only_what_is_asked_for_is_trained(asked, tiny, tmp_path):
+    config = asked("one", network={"unet": False, "text_encoder": True}, schedule={"steps": 1})
+    result = trained(config, tmp_path / "run")
+    file = read_network(result.file, tiny.checkpoint.layers, tiny.checkpoint.family.components)
+    assert {id_.split(".")[0] for id_ in file.layers} == {"te1"}
+
+
+def test_precision_and_dialect_of_the_file(asked, tiny, tmp_path):
+    saving = {"dtype": "bf16", "dialect": "diffusers"}
+    result = trained(asked("one", saving=saving, schedule={"steps": 1}), tmp_path / "run")
+    file = read_network(result.file, tiny.checkpoint.layers, tiny.checkpoint.family.components)
+    assert file.dialect == "diffusers"
+    assert {n.tensors["lora_down.weight"].dtype for n in file.layers.values()} == {torch.bfloat16}
+
+
+def test_leaving_before_the_first_step(asked, tmp_path):
+    watcher = Noter(at_stage={"pictures": "stop"})
+    result = trained(asked("one"), tmp_path / "run", watcher)
+    assert (result.ending, result.step, result.file) == ("stopped", 0, None)
+    assert watcher.answers == ["Left before the first step."]
+    assert "training" not in watcher.stages
+
+
+def test_what_is_wrong_with_the_data_is_told(asked, tiny_file, tmp_path):
+    data = make_pictures(tmp_path / "data", 2)
+    (data / "broken.png").write_bytes(b"no picture")
+    (data / "long.txt").write_text("word " * 100, "utf-8")
+    Image.new("RGB", (64, 64)).save(data / "long.png")
+    watcher = Noter()
+    config = asked_config(tiny_file, data, tmp_path / "lora.safetensors", schedule={"steps": 1})
+    trained(config, tmp_path / "run", watcher)
+    told = "\n".join(watcher.notes)
+    assert "3 pictures, 2 of them with a caption." in told
+    assert "Left out: broken.png cannot be read as a picture" in told
+    assert "Longer than 75 tokens" in told
+
+
+def test_only_damaged_pictures_are_refused_by_name(tiny_file, tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "broken.png").write_bytes(b"no picture")
+    config = asked_config(tiny_file, tmp_path / "data", tmp_path / "lora.safetensors")
+    with pytest.raises(LoraError, match=r"No picture can be read. broken.png"):
+        trained(config, tmp_path / "run")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_a_device_that_is_not_there_is_refused(asked, tmp_path):
+    with pytest.raises(UsageError, match="no CUDA device"):
+        trained(asked("one", run={"device": "cuda"}), tmp_path / "run")
