@@ -10,6 +10,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from typing import TypeVar
 
 from lib_lora.errors import FileFormatError
 
@@ -17,6 +18,7 @@ KEY = "lora_adapter_metadata"
 PEFT_DEFAULT_ALPHA = 8.0
 
 Fields = Mapping[str, object]
+Number = TypeVar("Number", int, float)
 
 
 def read_fields(metadata: Mapping[str, str]) -> Fields | None:
@@ -64,19 +66,19 @@ def write_fields(layers: Iterable[tuple[str, str, int, float]]) -> str:
         grouped.setdefault(prefix, []).append((path, rank, alpha))
     fields: dict[str, object] = {}
     for prefix, group in grouped.items():
-        rank = _commonest(rank for _, rank, _ in group)
-        alpha = _commonest(alpha for _, _, alpha in group)
+        usual_rank = _commonest(rank for _, rank, _ in group)
+        usual_alpha = _commonest(alpha for _, _, alpha in group)
         fields |= {
-            f"{prefix}.r": rank,
-            f"{prefix}.lora_alpha": alpha,
-            f"{prefix}.rank_pattern": {path: r for path, r, _ in group if r != rank},
-            f"{prefix}.alpha_pattern": {path: a for path, _, a in group if a != alpha},
+            f"{prefix}.r": usual_rank,
+            f"{prefix}.lora_alpha": usual_alpha,
+            f"{prefix}.rank_pattern": {path: r for path, r, _ in group if r != usual_rank},
+            f"{prefix}.alpha_pattern": {path: a for path, _, a in group if a != usual_alpha},
             f"{prefix}.target_modules": sorted(path for path, _, _ in group),
         }
     return json.dumps(fields, sort_keys=True)
 
 
-def _commonest(values: Iterable[float]) -> float:
+def _commonest(values: Iterable[Number]) -> Number:
     """Return the value that is there most often, the smallest of several, whatever their order."""
     counts = Counter(values)
     return min(counts, key=lambda value: (-counts[value], value))

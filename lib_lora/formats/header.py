@@ -7,6 +7,7 @@ that maps each tensor to dtype, shape and data offsets, with texts under `__meta
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -121,8 +122,7 @@ def _parse(path: Path, text: bytes) -> dict[str, object]:
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
     content = dict(pairs)
     if len(content) < len(pairs):
-        seen: set[str] = set()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))
+        twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
         raise ValueError(f"{twice!r} is there twice")
     return content
 

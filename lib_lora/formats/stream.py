@@ -54,7 +54,7 @@ class TensorReader:
             )
         data = torch.empty(entry.stop - entry.start, dtype=torch.uint8)
         self._file.seek(entry.start)
-        if self._file.readinto(data.numpy()) != len(data):
+        if self._file.readinto(data.numpy().data) != len(data):
             raise FileFormatError(
                 f"{self.path.name} ended while {key!r} was read: it was changed by another program."
             )
