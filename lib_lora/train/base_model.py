@@ -23,7 +23,8 @@ from lib_lora.families.table import Layer
 from lib_lora.formats.checkpoint import Checkpoint
 from lib_lora.formats.stream import TensorReader
 
-TOKENIZER = Path(__file__).parents[1] / "demo" / "model" / "tokenizer"
+EMBEDDED = Path(__file__).parents[1] / "demo" / "model"
+TOKENIZER = EMBEDDED / "tokenizer"
 LEVELS = range(4)
 UNET_HEADS, CLIP_HEAD_WIDTH = 8, 64
 
@@ -100,8 +101,9 @@ def live_modules(
 def find_configs(checkpoint: Checkpoint, folder: Path | None = None) -> Configs:
     """Return the configuration of every module: the folder asked for, else what lies beside the file, else SD1.5's numbers.
 
-    Beside the file: a folder `model`, or a sidecar of the same name ending in `.yaml`, as the WebUI reads it. A folder that is
-    asked for must describe this checkpoint; one that merely lies there and does not is left alone.
+    Beside the file: a folder `model`, or a sidecar of the same name ending in `.yaml`, as the WebUI reads it. The embedded model's
+    own folder serves what was merged from it. A folder that is asked for must describe this checkpoint; one that merely lies there
+    and does not is left alone.
     """
     derived = configs_from_shapes(checkpoint)
     if folder is not None:
@@ -112,12 +114,14 @@ def find_configs(checkpoint: Checkpoint, folder: Path | None = None) -> Configs:
                 f"{folder} describes another model than {checkpoint.path.name}: {wrong}."
             )
         return configs
-    beside = checkpoint.path.parent / "model"
-    if (beside / "unet" / "config.json").is_file():
-        configs = _read_folder(beside)
-        if not _differences(configs, derived):
-            return configs
-    return _with_sidecar(derived, checkpoint.path.with_suffix(".yaml"))
+    sidecar = checkpoint.path.with_suffix(".yaml")
+    known_folders = [checkpoint.path.parent / "model"] + [EMBEDDED] * (not sidecar.is_file())
+    for known in known_folders:
+        if (known / "unet" / "config.json").is_file():
+            configs = _read_folder(known)
+            if not _differences(configs, derived):
+                return configs
+    return _with_sidecar(derived, sidecar)
 
 
 def configs_from_shapes(checkpoint: Checkpoint) -> Configs:

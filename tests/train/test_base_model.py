@@ -16,7 +16,7 @@ from lib_lora.train.base_model import (
 )
 from tests.tiny import CONFIG, tiny_components
 
-TINY_HEADS, SD15_HEADS = 4, 8
+TINY_HEADS, OTHER_HEADS, SD15_HEADS = 4, 16, 8
 
 
 def heads(configs):
@@ -37,9 +37,9 @@ def test_weights_are_those_that_were_saved(tiny):
         assert not any(p.requires_grad for p in tiny.modules()[name].parameters())
 
 
-def test_loading_without_a_folder_gives_the_same_weights_and_sd15s_heads(tiny, alone):
+def test_a_file_with_the_embedded_models_shapes_has_its_heads_wherever_it_lies(tiny, alone):
     base = load_base_model(open_checkpoint(alone))
-    assert base.unet.config.attention_head_dim == SD15_HEADS
+    assert base.unet.config.attention_head_dim == TINY_HEADS
     for name, module in tiny.modules().items():
         loaded = base.modules()[name].state_dict()
         assert all(torch.equal(loaded[key], tensor) for key, tensor in module.state_dict().items())
@@ -52,6 +52,10 @@ def test_every_layer_has_its_live_module(tiny):
         assert tuple(found[id_].weight.shape) == layer.shape, id_
 
 
+def test_shapes_that_nothing_describes_have_sd15s_heads(tiny):
+    assert heads(configs_from_shapes(tiny.checkpoint)) == (SD15_HEADS, 1)
+
+
 def test_shapes_tell_all_that_the_bundled_folder_says(tiny):
     derived = configs_from_shapes(tiny.checkpoint)
     for part, config in derived.items():
@@ -62,11 +66,13 @@ def test_shapes_tell_all_that_the_bundled_folder_says(tiny):
 
 def test_a_folder_beside_the_file_is_used_only_if_it_fits(alone):
     folder = shutil.copytree(CONFIG, alone.parent / "model")
-    assert heads(find_configs(open_checkpoint(alone))) == (TINY_HEADS, TINY_HEADS)
     config = json.loads((folder / "unet" / "config.json").read_text())
+    config["attention_head_dim"] = OTHER_HEADS
+    (folder / "unet" / "config.json").write_text(json.dumps(config))
+    assert heads(find_configs(open_checkpoint(alone))) == (OTHER_HEADS, TINY_HEADS)
     config["block_out_channels"][0] = 320
     (folder / "unet" / "config.json").write_text(json.dumps(config))
-    assert heads(find_configs(open_checkpoint(alone))) == (SD15_HEADS, 1)
+    assert heads(find_configs(open_checkpoint(alone))) == (TINY_HEADS, TINY_HEADS)
     with pytest.raises(FileFormatError, match=r"describes another model.*block_out_channels"):
         find_configs(open_checkpoint(alone), folder)
 
