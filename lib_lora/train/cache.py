@@ -14,7 +14,8 @@ from lib_lora.errors import FileFormatError, LoraError
 from lib_lora.families.table import Latent
 from lib_lora.train.dataset import Dataset, Picture, Problem, load_square
 
-BATCH = 8
+PIXELS_AT_ONCE = 512 * 512
+CAPTIONS_AT_ONCE = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +49,11 @@ def encode_pictures(
     picture can be read, and when a picture's latents are not finite.
     """
     weight = next(vae.parameters())
+    batch = max(1, PIXELS_AT_ONCE // size**2)
     kept, problems, parts = [], list(dataset.problems), []
-    for start in range(0, len(dataset.pictures), BATCH):
+    for start in range(0, len(dataset.pictures), batch):
         squares = []
-        for picture in dataset.pictures[start : start + BATCH]:
+        for picture in dataset.pictures[start : start + batch]:
             try:
                 squares.append(load_square(picture.file, size))
                 kept.append(picture)
@@ -61,7 +63,7 @@ def encode_pictures(
             pixels = torch.stack(squares).to(weight) / 127.5 - 1.0
             mean = vae.encode(pixels).latent_dist.mean
             parts.append((mean - latent.shift) * latent.scale)
-        progress(min(start + BATCH, len(dataset.pictures)))
+        progress(min(start + batch, len(dataset.pictures)))
     if not kept:
         raise LoraError(f"No picture can be read. {' '.join(f'{each}.' for each in problems[:5])}")
     return Latents(tuple(kept), _checked(torch.cat(parts), kept), tuple(problems))
@@ -85,7 +87,7 @@ def tokenize(tokenizer: CLIPTokenizer, texts: Sequence[str]) -> Captions:
 def encode_captions(text_encoder: CLIPTextModel, ids: Tensor) -> Tensor:
     """Return the embeddings (captions, tokens, width) of token ids, on the encoder's device and in its dtype."""
     ids = ids.to(next(text_encoder.parameters()).device)
-    return torch.cat([text_encoder(part).last_hidden_state for part in ids.split(BATCH)])
+    return torch.cat([text_encoder(part).last_hidden_state for part in ids.split(CAPTIONS_AT_ONCE)])
 
 
 def _checked(values: Tensor, pictures: Sequence[Picture]) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -62,13 +63,13 @@ class Disk:
         self,
         config: TrainConfig,
         folder: Path,
-        loop: Loop,
-        attached: Attached,
         checkpoint: Checkpoint,
+        attached: Attached,
+        loop: Loop,
+        metadata: Callable[[int], dict[str, str]],
     ) -> None:
-        self._config, self._folder, self._loop = config, folder, loop
-        self._attached, self._checkpoint = attached, checkpoint
-        self.metadata: Callable[[int], dict[str, str]] = lambda step: {}
+        self._config, self._folder, self._checkpoint = config, folder, checkpoint
+        self._attached, self._loop, self._metadata = attached, loop, metadata
 
     def prepare(self) -> None:
         """Make the folders; raises LoraError when they cannot hold what the run will write."""
@@ -107,7 +108,7 @@ class Disk:
                 )
         family = self._checkpoint.family
         dialect, layers = self._config.saving.dialect, self._checkpoint.layers
-        write_network(file, tensors, layers, family.components, dialect, self.metadata(step))
+        write_network(file, tensors, layers, family.components, dialect, self._metadata(step))
 
     def _bytes(self) -> int:
         return 4 * sum(group.flat.numel() for group in self._loop.optimizer.groups)
@@ -133,8 +134,8 @@ def train(config: TrainConfig, folder: Path, created: datetime | None, watcher: 
     loop = Loop(prepared.material, make_optimizer(config, attached), config)
     if state.step:
         loop.resume(state.step, state.tensors, state.validations)
-    disk = Disk(config, folder, loop, attached, checkpoint)
-    disk.metadata = _metadata(config, checkpoint, prepared.pictures, created)
+    metadata = _metadata(config, checkpoint, prepared.pictures, created)
+    disk = Disk(config, folder, checkpoint, attached, loop, metadata)
     disk.prepare()
     watcher.stage("training", state.step, config.schedule.steps)
     ending = loop.run(watcher, disk)
@@ -277,4 +278,12 @@ def _settings(config: TrainConfig) -> dict[str, str | int | float | bool]:
         "caption_dropout_rate": config.data.caption_dropout,
         "mixed_precision": "no" if config.run.precision == "fp32" else config.run.precision,
         "seed": config.run.seed,
+        "network_args": json.dumps(_convolutions(config)),
     }
+
+
+def _convolutions(config: TrainConfig) -> dict[str, str]:
+    """Name rank and alpha of the convolutions; they share the scale of the rest."""
+    rank = config.network.conv_rank
+    alpha = config.network.alpha * rank / config.network.rank
+    return {"conv_dim": str(rank), "conv_alpha": f"{alpha:g}"} if rank else {}

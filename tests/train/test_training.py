@@ -1,5 +1,7 @@
 """A whole training in this process: the file it leaves, determinism, resuming, and what it says about the data."""
 
+import json
+
 import pytest
 import torch
 from PIL import Image
@@ -82,6 +84,7 @@ def test_the_file_fits_the_base_and_tells_of_its_making(asked, tiny, tmp_path):
     )
     assert (told["ss_unet_lr"], told["ss_seed"], told["ss_output_name"]) == ("0.001", "0", "lora")
     assert "number 3" in told["ss_tag_frequency"]
+    assert json.loads(told["ss_network_args"]) == {"conv_dim": "2", "conv_alpha": "1"}
     assert not any("date" in key or "started" in key for key in told)
     assert "4 pictures, 2 of them with a caption." in watcher.notes
 
