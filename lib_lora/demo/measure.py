@@ -67,7 +67,7 @@ def hole_share(picture: Image.Image) -> float:
     if not mask.any():
         return 0.0
     region = regionprops(mask.astype(np.uint8))[0]
-    return 1.0 - region.area / region.area_filled
+    return float(1.0 - region.area / region.area_filled)
 
 
 def _hue(r: float, g: float, b: float) -> float:
