@@ -12,7 +12,7 @@ from lib_lora.train.config import TrainConfig
 
 MODEL_DIR = Path(__file__).with_name("model")
 OWN = "yours"
-FIRST_STEPS, SECOND_STEPS = 500, 150
+FIRST_STEPS, SECOND_STEPS = 260, 80
 # The number of threads changes the last bits of sums; with a fixed one, every machine that can writes the same file.
 THREADS = 2
 
