@@ -9,12 +9,14 @@ from __future__ import annotations
 import argparse
 import importlib
 import logging
+import os
 import sys
 import tempfile
 import traceback
 from collections.abc import Sequence
 
 from lib_lora.errors import LoraError, UsageError, did_you_mean
+from lib_lora.jobs.worker import OFFLINE
 
 PROGRAM = "loom.py"
 
@@ -34,6 +36,7 @@ DONE, FAILED, WRONG_USAGE, STOPPED = 0, 1, 2, 130
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command that the arguments name and return the exit code: 0 done, 1 failed, 2 wrong usage, 130 stopped."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    os.environ.update(OFFLINE)
     try:
         return _run(list(sys.argv[1:] if argv is None else argv))
     except UsageError as error:
