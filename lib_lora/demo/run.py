@@ -127,7 +127,8 @@ class Demo:
 
     def _train(self, lesson: Lesson) -> Taught:
         count = len(self._albums[self._lessons.index(lesson)].pictures)
-        self._line.tell(f"Teaching {lesson.name}: {lesson.steps} steps on {count} pictures")
+        noun = "picture" if count == 1 else "pictures"
+        self._line.tell(f"Teaching {lesson.name}: {lesson.steps} steps on {count} {noun}")
         out, seed = self._network(lesson), self._asked.seed
         config = train_config(lesson, self._asked.base, out, seed)
         with self._stage(f"train {lesson.name}"):

@@ -106,7 +106,7 @@ def _panels(canvas: Image.Image, sheet: Sheet, y: int) -> int:
         left, top = MARGIN + k % COLUMNS * (side + GAP), y + k // COLUMNS * height
         place(canvas, panel.picture, (left, top), side)
         write(canvas, (left, top + side + 12), panel.title, 23, bold=True)
-        for line, tag in enumerate(panel.tags):
+        for line, tag in enumerate(panel.tags or ("no tag",)):
             colour = next((c for name, c in colours.items() if f":{name}:" in tag), GREY)
             write(canvas, (left, top + side + 45 + 24 * line), tag, 18, colour)
         box = (left, top + side + 102, left + side, top + side + 102 + CURVE_HEIGHT)

@@ -119,4 +119,4 @@ def test_own_pictures_are_measured_by_their_likeness(own):
     assert own.report.concept is None
     assert own.report.likeness.without > 0
     assert own.report.data == "cats"
-    assert "Teaching yours: 3 steps on 1 pictures" in own.told
+    assert "Teaching yours: 3 steps on 1 picture\n" in own.told
