@@ -75,7 +75,7 @@ def draw_striped(scene: Scene, rng: random.Random, side: int) -> Image.Image:
     pen = ImageDraw.Draw(striped)
     period, width = STRIPE_PERIOD * large, STRIPE_WIDTH * large
     for k in range(-8, 9):
-        bar = [
+        bar: list[scenes.Point] = [
             (k * period, -large),
             (k * period + width, -large),
             (k * period + width, large),

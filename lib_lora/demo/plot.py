@@ -23,7 +23,7 @@ def draw_losses(losses: Mapping[str, Sequence[float]]) -> Image.Image:
     # The noise of single steps must not press the rest flat: the axis follows the smoothed lines.
     top = 1.3 * max(max(values) for values in smoothed.values()) or 1.0
     _axes(canvas, longest, top)
-    x = BOX[2]
+    x: float = BOX[2]
     for (name, values), colour in reversed(
         list(zip(losses.items(), (FIRST, SECOND), strict=False))
     ):

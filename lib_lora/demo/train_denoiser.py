@@ -35,7 +35,7 @@ EMPTY_CAPTION_SHARE = 0.1
 STATE_EVERY, LOOK_EVERY = 250, 500
 
 # The parts of a scene that the text encoder learns to name, with their words.
-PARTS = {
+PARTS: dict[str, list[str | None]] = {
     "shape": list(scenes.SHAPES),
     "colour": list(scenes.COLOURS),
     "background": list(scenes.BACKGROUNDS),

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -198,8 +199,8 @@ def _python_path() -> str:
     return os.pathsep.join([str(PACKAGE_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
-def _detached() -> dict[str, object]:
+def _detached() -> dict[str, Any]:
     """Return what makes a process outlive its parent's terminal and not hear its Ctrl-C."""
-    if os.name == "nt":
+    if sys.platform == "win32":
         return {"creationflags": subprocess.DETACHED_PROCESS | subprocess.CREATE_NEW_PROCESS_GROUP}
     return {"start_new_session": True}

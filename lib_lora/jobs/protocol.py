@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 VERSION = 1
 BEAT_SECONDS = 5.0
@@ -42,7 +42,7 @@ class Event:
     seq: int
     t: float
     kind: str
-    data: Mapping[str, object]
+    data: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)

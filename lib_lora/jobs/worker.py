@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -123,7 +124,7 @@ def train(
 KINDS: tuple[tuple[str, Work], ...] = (("train", train),)
 
 
-def run_facts(folder: RunFolder, torch_version: str, threads: int) -> dict[str, object]:
+def run_facts(folder: RunFolder, torch_version: str, threads: int) -> dict[str, Any]:
     """Return what the first worker of a run found, and write it down if that is this one.
 
     date: what SOURCE_DATE_EPOCH said, for the metadata of files; created: the clock's time, which goes into no file but this.

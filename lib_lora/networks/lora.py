@@ -68,7 +68,7 @@ def low_rank(tensors: Tensors, shape: LayerShape) -> LowRank:
 
 def output(tensors: Tensors, x: Tensor, module: nn.Module) -> Tensor:
     """Return scale * up(down(x)), two thin products instead of a weight of the layer's size."""
-    shape = LayerShape(tuple(module.weight.shape))
+    shape = LayerShape(tuple(module.get_parameter("weight").shape))
     factors = low_rank(tensors, shape)
     hidden = apply_weight(module, x, factors.down)
     if shape.kind == "conv":

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from lib_lora.errors import UnmatchedError
+from lib_lora.errors import UnmatchedError, UsageError
 from lib_lora.families.table import Family, Layer
 from lib_lora.networks.compose import NETWORK_TYPES
 from lib_lora.networks.contract import CreateOptions, LayerShape, NetworkType
@@ -78,13 +78,16 @@ def attach(
     if not layers:
         raise UnmatchedError("The base model has no layer that this configuration would train.")
     kind = next(kind for kind in NETWORK_TYPES if kind.id == config.type)
+    if kind.create is None:
+        raise UsageError(f"{kind.label} cannot be trained.")
     tensors, handles = {}, []
     for id_, layer in layers.items():
         module = modules[id_]
+        weight = module.get_parameter("weight")
         options = _options(config, LayerShape(layer.shape), dtype)
-        fresh = kind.create(LayerShape(tuple(module.weight.shape)), options, stream(seed, id_))
+        fresh = kind.create(LayerShape(tuple(weight.shape)), options, stream(seed, id_))
         for suffix in kind.trainable:
-            fresh[suffix] = fresh[suffix].to(module.weight.device).requires_grad_(True)
+            fresh[suffix] = fresh[suffix].to(weight.device).requires_grad_(True)
         tensors[id_] = fresh
         handles.append(module.register_forward_hook(_branch(kind, fresh)))
     return Attached(kind, tensors, tuple(handles))
@@ -99,10 +102,14 @@ def _options(config: NetworkConfig, shape: LayerShape, dtype: torch.dtype) -> Cr
 
 
 def _branch(kind: NetworkType, tensors: Mapping[str, Tensor]) -> Callable[..., Tensor]:
+    branch = kind.output
+    if branch is None:
+        raise UsageError(f"{kind.label} cannot be trained.")
+
     def add_output(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
         (x,) = args
         # Only what is trained takes the base's dtype: a rounded alpha would change the scale.
         cast = {s: t.to(x.dtype) if s in kind.trainable else t for s, t in tensors.items()}
-        return output + kind.output(cast, x, module)
+        return output + branch(cast, x, module)
 
     return add_output

@@ -10,6 +10,7 @@ import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from lib_lora.errors import ConfigError, UsageError, did_you_mean
 from lib_lora.networks.compose import NETWORK_TYPES
@@ -300,7 +301,7 @@ def with_settings(
     return changed
 
 
-def _cross_problems(sections: Mapping[str, Mapping[str, object]]) -> list[tuple[str, str]]:
+def _cross_problems(sections: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str]]:
     """Find what is wrong between fields; a field that is wrong by itself is `None` and says so already."""
     size, out = sections["data"]["size"], sections["saving"]["out"]
     network, schedule = sections["network"], sections["schedule"]

@@ -64,7 +64,8 @@ def find_pictures(folder: Path, caption: str = "") -> Dataset:
     """
     if not folder.is_dir():
         raise LoraError(f"{folder} is not a folder of pictures.")
-    pictures, problems = [], []
+    pictures: list[Picture] = []
+    problems: list[Problem] = []
     places = [(folder, 1, caption)]
     for inner in sorted(path for path in folder.iterdir() if path.is_dir()):
         named = REPEATS.fullmatch(inner.name)
@@ -75,8 +76,8 @@ def find_pictures(folder: Path, caption: str = "") -> Dataset:
     for place, repeats, default in places:
         _find_in(place, repeats, default, pictures, problems)
     if not pictures:
-        named = " ".join(f"{problem}." for problem in problems[:5])
-        raise LoraError(f"{folder} holds no picture. {named}".strip())
+        reasons = " ".join(f"{problem}." for problem in problems[:5])
+        raise LoraError(f"{folder} holds no picture. {reasons}".strip())
     return Dataset(tuple(pictures), tuple(problems))
 
 

@@ -7,6 +7,7 @@ import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING
 from pathlib import Path
+from typing import Any
 
 from lib_lora.errors import did_you_mean
 
@@ -68,7 +69,7 @@ def read_section(
 
 
 def _read_value(
-    raw: object, hint: object, words: Mapping[str, object], folder: Path
+    raw: object, hint: Any, words: Mapping[str, Any], folder: Path
 ) -> tuple[Value | None, str | None]:
     """Return the value in the field's type, and what is wrong with it."""
     if hint == Path | None and raw is None:
@@ -77,13 +78,13 @@ def _read_value(
         if not isinstance(raw, str | Path) or not str(raw):
             return None, f"Expects a path; found {raw!r}."
         return Path(folder, Path(raw).expanduser()).absolute(), None
-    value = float(raw) if hint is float and type(raw) is int else raw
+    value: Any = float(raw) if hint is float and type(raw) is int else raw
     if type(value) is not hint:
         return None, f"Expects {_TYPE_WORDS[hint]}; found {raw!r}."
     return value, _outside(value, words)
 
 
-def _outside(value: Value, words: Mapping[str, object]) -> str | None:
+def _outside(value: Any, words: Mapping[str, Any]) -> str | None:
     choices, limits = words["choices"], words["range"]
     if choices and value not in choices:
         return f"{value!r} is not accepted. {did_you_mean(str(value), choices)}"

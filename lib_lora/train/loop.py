@@ -26,7 +26,6 @@ from lib_lora.train.objective import (
 )
 from lib_lora.train.optim import Optimizer
 
-Asked = Literal["stop", "pause", "save"]
 Ending = Literal["done", "stopped", "paused"]
 
 READ_EVERY_ON_GPU = 10
@@ -57,7 +56,7 @@ class Watcher(Protocol):
         """Hear a sentence for the person."""
         ...
 
-    def asked(self) -> Asked | None:
+    def asked(self) -> str | None:
         """Return the oldest command that is not answered yet."""
         ...
 

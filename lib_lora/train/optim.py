@@ -67,7 +67,7 @@ class Optimizer:
 
     def step(self, step: int) -> float:
         """Change the tensors by their gradients at the rate of this 0-based step, clear the gradients and return the first rate."""
-        gradients = [group.flat.grad for group in self.groups]
+        gradients = [grad for group in self.groups if (grad := group.flat.grad) is not None]
         if self._clip > 0:
             norm = torch.linalg.vector_norm(torch.stack([g.norm() for g in gradients]))
             share = (self._clip / (norm + 1e-6)).clamp(max=1.0)

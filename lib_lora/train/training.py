@@ -189,7 +189,11 @@ def _prepare(
         def context(rows: Tensor) -> Tensor:
             return text_encoder(ids[rows]).last_hidden_state
     else:
-        context = encode_captions(text_encoder, ids).__getitem__
+        encoded = encode_captions(text_encoder, ids)
+
+        def context(rows: Tensor) -> Tensor:
+            return encoded[rows]
+
     repeats = torch.tensor([picture.repeats for picture in latents.pictures])
     material = Material(
         unet=base.unet,
