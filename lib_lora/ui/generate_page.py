@@ -32,7 +32,7 @@ THEME = gr.themes.Soft(
 )
 CSS = """
 .gradio-container { max-width: 1180px !important; margin: 0 auto !important; }
-#picture img { image-rendering: pixelated; }
+#picture img { image-rendering: pixelated; width: 100%; object-fit: contain; }
 svg.strengths { width: 100%; height: auto; font-size: 12px; }
 svg.strengths text { fill: currentColor; opacity: 0.85; }
 """
@@ -50,7 +50,12 @@ def build_page(studio: Studio) -> gr.Blocks:
                 inputs, button = _form(studio)
             with gr.Column(scale=4):
                 picture = gr.Image(
-                    label="Picture", elem_id="picture", height=420, format="png", interactive=False
+                    label="Picture",
+                    elem_id="picture",
+                    height=420,
+                    format="png",
+                    interactive=False,
+                    buttons=["download", "fullscreen"],
                 )
                 plot = gr.HTML()
                 notes = gr.Markdown(HINT)
@@ -59,6 +64,7 @@ def build_page(studio: Studio) -> gr.Blocks:
             fn=partial(draw_picture, studio),
             inputs=inputs,
             outputs=[picture, plot, notes],
+            show_progress_on=picture,
             concurrency_limit=1,
             api_name="generate",
         )
@@ -73,8 +79,8 @@ def _form(studio: Studio) -> tuple[list[gr.components.Component], gr.Button]:
     button = gr.Button("Generate", variant="primary")
     with gr.Row():
         sampler = gr.Dropdown(list(start.samplers), value=start.samplers[0], label="Sampler")
-        steps = gr.Slider(1, 100, value=20, step=1, label="Steps")
-        guidance = gr.Slider(1, 20, value=5, step=0.5, label="Guidance")
+        steps = gr.Number(20, label="Steps", precision=0, minimum=1, maximum=1000)
+        guidance = gr.Number(5, label="Guidance", minimum=1, step=0.5)
     with gr.Row():
         width = gr.Number(start.size, label="Width", precision=0, step=8, minimum=8)
         height = gr.Number(start.size, label="Height", precision=0, step=8, minimum=8)
