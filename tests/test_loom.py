@@ -30,6 +30,8 @@ def run(args):
     return 7
 """
 REAL = (
+    "lib_lora/jobs/__init__.py",
+    "lib_lora/jobs/offline.py",
     "loom.py",
     "lib_lora/__init__.py",
     "lib_lora/errors.py",
@@ -58,7 +60,12 @@ class Project:
     def __init__(self, root):
         self.root, self.venv = root / "project", root / "project" / ".venv"
         shelf = root / "shelf"
-        for folder in (self.root / "requirements", self.root / "lib_lora" / "cli", shelf):
+        for folder in (
+            self.root / "requirements",
+            self.root / "lib_lora/cli",
+            self.root / "lib_lora/jobs",
+            shelf,
+        ):
             folder.mkdir(parents=True)
         for name in REAL:
             shutil.copy(ROOT / name, self.root / name)

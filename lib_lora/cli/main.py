@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Sequence
 
 from lib_lora.errors import LoraError, UsageError, did_you_mean
-from lib_lora.jobs.worker import OFFLINE
+from lib_lora.jobs.offline import OFFLINE
 
 PROGRAM = "loom.py"
 

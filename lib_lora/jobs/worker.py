@@ -20,6 +20,7 @@ from typing import Any
 import psutil
 
 from lib_lora.errors import FileFormatError, LoraError, did_you_mean
+from lib_lora.jobs.offline import OFFLINE
 from lib_lora.jobs.protocol import (
     BEAT_SECONDS,
     COMMANDS,
@@ -32,13 +33,6 @@ from lib_lora.jobs.protocol import (
 )
 
 log = logging.getLogger(__name__)
-
-OFFLINE = {
-    "HF_HUB_OFFLINE": "1",
-    "TRANSFORMERS_OFFLINE": "1",
-    "DIFFUSERS_VERBOSITY": "error",
-    "TRANSFORMERS_VERBOSITY": "error",
-}
 
 
 class Reporter:
