@@ -45,20 +45,19 @@ def pictures(tmp_path_factory):
     return make_pictures(tmp_path_factory.mktemp("pictures"))
 
 
-@pytest.fixture
-def asked(tiny_file, pictures, tmp_path):
-    """Return a configuration of eight steps that trains both encoders and uses every feature, writing to a given name."""
+@pytest.fixture(scope="module")
+def asked(tiny_file, pictures, tmp_path_factory):
+    """Return a configuration of a few steps that uses every feature, writing into a folder of its own."""
 
-    def make(name, **sections):
+    def make(**sections):
         defaults = {
             "network": {"conv_rank": 2, "text_encoder": True},
             "data": {"caption_dropout": 0.3},
-            "schedule": {"steps": 8, "warmup": 2, "accumulate": 2},
+            "schedule": {"steps": 5, "batch": 1, "warmup": 2, "accumulate": 2},
             "optimizer": {"unet_rate": 1e-3, "text_encoder_rate": 1e-3},
         }
-        return asked_config(
-            tiny_file, pictures, tmp_path / name / "lora.safetensors", **{**defaults, **sections}
-        )
+        out = tmp_path_factory.mktemp("out") / "lora.safetensors"
+        return asked_config(tiny_file, pictures, out, **{**defaults, **sections})
 
     return make
 
@@ -67,9 +66,15 @@ def trained(config, run, watcher=None):
     return train(config, run, None, watcher or Noter())
 
 
-def test_the_file_fits_the_base_and_tells_of_its_making(asked, tiny, tmp_path):
+@pytest.fixture(scope="module")
+def whole(asked, tmp_path_factory):
+    """An uninterrupted training, and who watched it."""
     watcher = Noter()
-    result = trained(asked("one"), tmp_path / "run", watcher)
+    return trained(asked(), tmp_path_factory.mktemp("run"), watcher), watcher
+
+
+def test_the_file_fits_the_base_and_tells_of_its_making(whole, tiny):
+    result, watcher = whole
     assert result.ending == "done"
     assert watcher.stages[-1] == "saving"
     file = read_network(result.file, tiny.checkpoint.layers, tiny.checkpoint.family.components)
@@ -78,7 +83,7 @@ def test_the_file_fits_the_base_and_tells_of_its_making(asked, tiny, tmp_path):
     assert all(float(n.tensors["lora_up.weight"].abs().max()) > 0 for n in file.layers.values())
     told = file.metadata
     assert (told["ss_steps"], told["ss_num_train_images"], told["ss_network_dim"]) == (
-        "8",
+        "5",
         "4",
         "4",
     )
@@ -89,32 +94,28 @@ def test_the_file_fits_the_base_and_tells_of_its_making(asked, tiny, tmp_path):
     assert "4 pictures, 2 of them with a caption." in watcher.notes
 
 
-def test_equal_runs_give_equal_bytes_and_another_seed_others(asked, tmp_path):
-    files = [
-        trained(asked(name), tmp_path / name / "run").file.read_bytes() for name in ("one", "two")
-    ]
-    other = trained(asked("three", run={"seed": 1}), tmp_path / "three" / "run")
-    assert files[0] == files[1]
-    assert files[0] != other.file.read_bytes()
+def test_equal_runs_give_equal_bytes_and_another_seed_others(asked, whole, tmp_path):
+    expected = whole[0].file.read_bytes()
+    assert trained(asked(), tmp_path / "again").file.read_bytes() == expected
+    assert trained(asked(run={"seed": 1}), tmp_path / "other").file.read_bytes() != expected
 
 
 @pytest.mark.parametrize("asks", ["pause", "stop"])
-def test_a_resumed_run_gives_the_bytes_of_an_uninterrupted_one(asked, tmp_path, asks):
-    whole = trained(asked("whole"), tmp_path / "whole" / "run")
-    config, run = asked("parts"), tmp_path / "parts" / "run"
-    first = trained(config, run, Noter({3: asks}))
+def test_a_resumed_run_gives_the_bytes_of_an_uninterrupted_one(asked, whole, tmp_path, asks):
+    config = asked()
+    first = trained(config, tmp_path, Noter({3: asks}))
     assert first.step == 3
     assert not config.saving.out.exists()
-    assert len(list((run / "saves").iterdir())) == (asks == "stop")
+    assert len(list((tmp_path / "saves").iterdir())) == (asks == "stop")
     watcher = Noter()
-    second = trained(config, run, watcher)
+    second = trained(config, tmp_path, watcher)
     assert watcher.steps[0][0] == 4
-    assert second.file.read_bytes() == whole.file.read_bytes()
-    assert second.validations == whole.validations
+    assert second.file.read_bytes() == whole[0].file.read_bytes()
+    assert second.validations == whole[0].validations
 
 
 def test_only_what_is_asked_for_is_trained(asked, tiny, tmp_path):
-    config = asked("one", network={"unet": False, "text_encoder": True}, schedule={"steps": 1})
+    config = asked(network={"unet": False, "text_encoder": True}, schedule={"steps": 1})
     result = trained(config, tmp_path / "run")
     file = read_network(result.file, tiny.checkpoint.layers, tiny.checkpoint.family.components)
     assert {id_.split(".")[0] for id_ in file.layers} == {"te1"}
@@ -122,7 +123,7 @@ def test_only_what_is_asked_for_is_trained(asked, tiny, tmp_path):
 
 def test_precision_and_dialect_of_the_file(asked, tiny, tmp_path):
     saving = {"dtype": "bf16", "dialect": "diffusers"}
-    result = trained(asked("one", saving=saving, schedule={"steps": 1}), tmp_path / "run")
+    result = trained(asked(saving=saving, schedule={"steps": 1}), tmp_path / "run")
     file = read_network(result.file, tiny.checkpoint.layers, tiny.checkpoint.family.components)
     assert file.dialect == "diffusers"
     assert {n.tensors["lora_down.weight"].dtype for n in file.layers.values()} == {torch.bfloat16}
@@ -130,7 +131,7 @@ def test_precision_and_dialect_of_the_file(asked, tiny, tmp_path):
 
 def test_leaving_before_the_first_step(asked, tmp_path):
     watcher = Noter(at_stage={"pictures": "stop"})
-    result = trained(asked("one"), tmp_path / "run", watcher)
+    result = trained(asked(), tmp_path / "run", watcher)
     assert (result.ending, result.step, result.file) == ("stopped", 0, None)
     assert watcher.answers == ["Left before the first step."]
     assert "training" not in watcher.stages
@@ -161,4 +162,4 @@ def test_only_damaged_pictures_are_refused_by_name(tiny_file, tmp_path):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_a_device_that_is_not_there_is_refused(asked, tmp_path):
     with pytest.raises(UsageError, match="no CUDA device"):
-        trained(asked("one", run={"device": "cuda"}), tmp_path / "run")
+        trained(asked(run={"device": "cuda"}), tmp_path / "run")
