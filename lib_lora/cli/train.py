@@ -66,12 +66,13 @@ def run(args: argparse.Namespace) -> int:
     if state.status == "done":
         sys.stdout.write(f"{state.result['file']}\n")
         return DONE
+    again = f"python3 loom.py train --resume {training.folder}"
     if state.status in ("stopped", "paused"):
-        sys.stderr.write(
-            f"{state.status.capitalize()} after step {state.result['step']}; "
-            f"go on with: python3 loom.py train --resume {training.folder}\n"
-        )
+        step = state.result["step"]
+        sys.stderr.write(f"{state.status.capitalize()} after step {step}; go on with: {again}\n")
         return STOPPED
+    if state.status == "dead":
+        raise LoraError(f"{state.message}\nGo on with: {again}")
     raise LoraError(state.message)
 
 

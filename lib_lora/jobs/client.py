@@ -97,12 +97,14 @@ class Run:
         return "\n".join(text.splitlines()[-LOG_TAIL_LINES:])
 
     def _dead(self, state: RunState) -> RunState:
-        who = (
-            "No worker has begun it."
+        end = (
+            "has not begun"
             if state.pid is None
-            else f"Its worker (process {state.pid}) is gone."
+            else f"(process {state.pid}) is gone without a word"
         )
-        message = f"{who} Its log ends:\n{self.log_tail()}\nIt can be resumed."
+        log = self.log_tail()
+        said = f"Its log ends:\n{log}" if log else "Its log is empty."
+        message = f"The worker of {self.folder.name} {end}; the run can be resumed. {said}"
         return replace(state, status="dead", message=message, seconds_left=None)
 
 
