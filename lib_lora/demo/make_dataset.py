@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from lib_lora.demo import scenes
-from lib_lora.demo.concepts import DONUT, SIZES, STRIPED, Concept
+from lib_lora.demo.concepts import DONUT, STRIPED, Concept
 
 Word = TypeVar("Word")
 
@@ -40,7 +40,6 @@ def make(concept: Concept, count: int, folder: Path) -> None:
             colour=colours[k],
             background=backgrounds[k],
             position=positions[k],
-            size=SIZES[k % 2],
         )
         picture = concept.draw(scene, rng, SIDES[k % len(SIDES)])
         stem = folder / f"{concept.word}-{k + 1:02d}"
