@@ -2,7 +2,7 @@
 
     python -m lib_lora.demo.train_base --work DIR --out lib_lora/demo/base.safetensors
 
-Three to four hours on two CPU cores. Every stage keeps its result in the work folder, so an interrupted run continues where it
+About two hours on two CPU cores. Every stage keeps its result in the work folder, so an interrupted run continues where it
 was; the UNet stage saves its state every few minutes.
 """
 
@@ -18,16 +18,14 @@ from lib_lora.demo import train_denoiser, train_vae
 from lib_lora.formats.original import to_original
 from lib_lora.formats.stream import write_tensors
 
-UNET_STEPS = 5_500
 
-
-def make_base(work: Path, out: Path, steps: int = UNET_STEPS) -> None:
+def make_base(work: Path, out: Path) -> None:
     """Train whatever is not finished in `work` and write the base model, fp16, to `out`."""
     work.mkdir(parents=True, exist_ok=True)
     encoder = train_denoiser.pretrain_text_encoder(work)
     vae = train_vae.train(work)
     pool = train_denoiser.make_pool(vae, work)
-    training = train_denoiser.Training(pool, encoder, steps)
+    training = train_denoiser.Training(pool, encoder)
     training.run(work / "state.pt")
     unet, averaged_encoder = training.averaged()
     write_base(out, unet, averaged_encoder, train_vae.widen_second_level(vae))
@@ -48,10 +46,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Train the embedded base model from nothing.")
     parser.add_argument("--work", type=Path, required=True, help="folder for intermediate results")
     parser.add_argument("--out", type=Path, required=True, help="the file to write")
-    parser.add_argument("--steps", type=int, default=UNET_STEPS, help="training steps of the UNet")
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    make_base(args.work, args.out, args.steps)
+    make_base(args.work, args.out)
 
 
 if __name__ == "__main__":

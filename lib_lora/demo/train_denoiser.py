@@ -27,8 +27,10 @@ log = logging.getLogger(__name__)
 POOL = 16_000
 TEXT_STEPS = 600
 BATCH = 32
-PEAK_RATE, TEXT_RATE = 1e-3, 2e-4
-WARM_UP, DECAY_SHARE = 200, 0.3
+# Cycles of (steps, peak rate of the UNet, share of the steps over which the rate falls to zero at the end).
+CYCLES = ((2950, 1e-3, 0.3), (450, 5e-4, 1.0))
+TEXT_SHARE = 0.2
+WARM_UP = 50
 EMA_DECAY = 0.999
 MIN_SNR_GAMMA = 5.0
 EMPTY_CAPTION_SHARE = 0.1
@@ -125,18 +127,19 @@ def noise_levels() -> torch.Tensor:
 class Training:
     """The joint training of UNet and text encoder, its moving average and its state on disk."""
 
-    def __init__(self, pool: Pool, encoder: CLIPTextModel, steps: int) -> None:
+    def __init__(self, pool: Pool, encoder: CLIPTextModel) -> None:
         torch.manual_seed(3)
         config = UNet2DConditionModel.load_config(str(CONFIG_DIR / "unet"))
         self.unet = UNet2DConditionModel.from_config(config)
         self.encoder = encoder
-        self.pool, self.steps, self.step = pool, steps, 0
+        self.pool, self.step = pool, 0
+        self.steps = sum(steps for steps, _, _ in CYCLES)
         self.empty = tokenize([""], tokenizer())[0]
         self.alphas = noise_levels()
         self.optimizer = torch.optim.AdamW(
             [
-                {"params": list(self.unet.parameters()), "peak": PEAK_RATE},
-                {"params": list(self.encoder.parameters()), "peak": TEXT_RATE},
+                {"params": list(self.unet.parameters()), "share": 1.0},
+                {"params": list(self.encoder.parameters()), "share": TEXT_SHARE},
             ],
             betas=(0.9, 0.99),
             weight_decay=0.0,
@@ -162,13 +165,18 @@ class Training:
                 self._look(state_file.parent)
 
     def _rate(self) -> float:
-        """Rise over the warm-up, stay, and fall to zero over the last part of the steps."""
-        decay = (self.steps - self.step) / (DECAY_SHARE * self.steps)
-        return min(1.0, (self.step + 1) / WARM_UP, decay)
+        """Return the UNet's rate: in each cycle it rises over the warm-up, stays, and falls to zero at the end."""
+        place = self.step
+        for steps, peak, falling in CYCLES:
+            if place < steps:
+                left = (steps - place) / (falling * steps)
+                return peak * min(1.0, (place + 1) / WARM_UP, left)
+            place -= steps
+        return 0.0
 
     def _train_step(self) -> float:
         for group in self.optimizer.param_groups:
-            group["lr"] = group["peak"] * self._rate()
+            group["lr"] = group["share"] * self._rate()
         draw = torch.Generator().manual_seed(1_000_003 + self.step)
         rows = torch.randint(len(self.pool.latents), (BATCH,), generator=draw)
         template = torch.randint(self.pool.tokens.shape[1], (BATCH,), generator=draw)
