@@ -117,7 +117,8 @@ def install(lists: Sequence[str]) -> None:
     options = ["--no-input", "--disable-pip-version-check", "--progress-bar", "off"]
     code, said = run([str(PYTHON), "-m", "pip", "install", *options, "-r", str(wanted)])
     if code:
-        raise SetupError(f"pip could not install requirements/{lists[-1]}: {reason_of(said)}")
+        reason = reason_of(said) if code > 0 else f"it was ended by signal {-code}"
+        raise SetupError(f"pip could not install requirements/{lists[-1]}: {reason}")
     for count in range(1, len(lists) + 1):
         stamp_file(lists[:count]).write_text(fingerprint(lists[:count]))
 
