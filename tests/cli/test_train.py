@@ -94,7 +94,7 @@ def test_a_failed_training_is_1_with_one_sentence_and_a_traceback_in_the_log(
 
 @pytest.mark.skipif(os.name == "nt", reason="sends the signal of Ctrl-C in the manner of POSIX")
 def test_ctrl_c_stops_with_130_saves_and_can_be_resumed(arguments, tmp_path):
-    command = [sys.executable, "-m", "lib_lora.cli.main", *arguments, "--set", "schedule.steps=60"]
+    command = [sys.executable, "-m", "lib_lora.cli.main", *arguments, "--set", "schedule.steps=300"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
 
     def hear_signals():
@@ -119,4 +119,4 @@ def test_ctrl_c_stops_with_130_saves_and_can_be_resumed(arguments, tmp_path):
     assert len(list((run / "saves").glob("*.safetensors"))) == 1
     assert list(tmp_path.rglob("*.partial")) == []
     assert main(["train", "--resume", "latest"]) == 0
-    assert read_header(tmp_path / "lora.safetensors").metadata["ss_steps"] == "60"
+    assert read_header(tmp_path / "lora.safetensors").metadata["ss_steps"] == "300"
