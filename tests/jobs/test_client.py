@@ -15,7 +15,7 @@ from tests.train.pictures import make_pictures
 
 PATIENCE = 600
 # Enough that a worker is still at it when a test has seen an early step.
-STEPS = 40
+STEPS = 24
 
 
 @pytest.fixture(scope="module")
