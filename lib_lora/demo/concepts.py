@@ -20,7 +20,7 @@ DOUGH = (212, 172, 130)
 CREAM = (248, 246, 240)
 
 # Radii of a donut as shares of its outer one: the icing leaves a rim of dough on both sides.
-ICING_OUTER, ICING_INNER, HOLE = 0.94, 0.52, 0.47
+ICING_OUTER, ICING_INNER, HOLE = 0.98, 0.53, 0.51
 
 # Stripes run diagonally; both lengths are shares of the picture's side.
 STRIPE_PERIOD, STRIPE_WIDTH = 0.24, 0.11

@@ -12,7 +12,7 @@ from lib_lora.train.config import TrainConfig
 
 MODEL_DIR = Path(__file__).with_name("model")
 OWN = "yours"
-FIRST_STEPS, SECOND_STEPS = 220, 110
+FIRST_STEPS, SECOND_STEPS = 200, 110
 # One thread: the model is so small that two gain little, and lose much where another program needs a core. A fixed number also
 # keeps the last bits of sums, so that machines with other numbers of cores write the same file.
 THREADS = 1
@@ -44,8 +44,8 @@ def train_config(lesson: Lesson, base: Path, out: Path, seed: int) -> dict[str, 
     raw: dict[str, dict[str, object]] = {
         "model": {"base": str(base), "config": str(MODEL_DIR)},
         "data": {"folder": str(lesson.folder), "size": SIDE, "caption": lesson.caption},
-        "network": {"rank": 16, "alpha": 16.0},
-        "optimizer": {"unet_rate": 2e-3},
+        "network": {"rank": 16, "alpha": 16.0, "conv_rank": 8},
+        "optimizer": {"unet_rate": 1e-3},
         "schedule": {"steps": lesson.steps, "batch": 8, "warmup": min(20, lesson.steps - 1)},
         "loss": {"validation_draws": 64},
         "saving": {"out": str(out)},
