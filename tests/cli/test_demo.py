@@ -104,6 +104,17 @@ def is_gone_soon(pid):
     return False
 
 
+def is_gone(pid):
+    """Tell whether a process ends soon; one that nobody has buried yet counts as ended."""
+    try:
+        psutil.Process(pid).wait(timeout=30)
+    except psutil.NoSuchProcess:
+        return True
+    except psutil.TimeoutExpired:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    return True
+
+
 def wait_for_a_step(out, demo):
     """Return the worker's process id once it has taken a step."""
     end = time.monotonic() + PATIENCE
