@@ -12,7 +12,7 @@ from lib_lora.train.config import TrainConfig
 
 MODEL_DIR = Path(__file__).with_name("model")
 OWN = "yours"
-FIRST_STEPS, SECOND_STEPS = 200, 110
+FIRST_STEPS, SECOND_STEPS = 200, 100
 # One thread: the model is so small that two gain little, and lose much where another program needs a core. A fixed number also
 # keeps the last bits of sums, so that machines with other numbers of cores write the same file.
 THREADS = 1
