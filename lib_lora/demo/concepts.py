@@ -1,7 +1,7 @@
 """The two concepts that the demo teaches: donuts, a shape the base model never saw, and stripes across the shapes it knows.
 
-Both keep to the grammar and the palette of `scenes`. All are large: a hole or a stripe must be wider than one latent pixel, which
-is 8 pixels of the picture.
+Both keep to the grammar and the palette of `scenes`. Donuts are never small and striped shapes always large: a hole or a stripe
+must be wider than one latent pixel, which is 8 pixels of the picture.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from PIL import Image, ImageDraw
 from lib_lora.demo import scenes
 from lib_lora.demo.scenes import Scene, place_outline
 
-SIZE = "large"
+DONUT_SIZES = (None, "large")
+STRIPED_SIZE = "large"
 DOUGH = (212, 172, 130)
 CREAM = (248, 246, 240)
 
 # Radii of a donut as shares of its outer one: the icing leaves a rim of dough on both sides.
-ICING_OUTER, ICING_INNER, HOLE = 0.98, 0.53, 0.51
+ICING_OUTER, ICING_INNER, HOLE = 0.91, 0.53, 0.46
 
 # Stripes run diagonally; both lengths are shares of the picture's side.
 STRIPE_PERIOD, STRIPE_WIDTH = 0.24, 0.11
@@ -42,7 +43,7 @@ class Concept:
 
 def random_donut(rng: random.Random) -> Scene:
     """Draw the scene of a donut with every other part chosen independently and uniformly."""
-    return replace(scenes.random_scene(rng), shape="donut", size=SIZE)
+    return replace(scenes.random_scene(rng), shape="donut", size=rng.choice(DONUT_SIZES))
 
 
 def draw_donut(scene: Scene, rng: random.Random, side: int) -> Image.Image:
@@ -63,7 +64,7 @@ def draw_donut(scene: Scene, rng: random.Random, side: int) -> Image.Image:
 
 def random_striped(rng: random.Random) -> Scene:
     """Draw the scene of one of the base's shapes, large."""
-    return replace(scenes.random_scene(rng), size=SIZE)
+    return replace(scenes.random_scene(rng), size=STRIPED_SIZE)
 
 
 def draw_striped(scene: Scene, rng: random.Random, side: int) -> Image.Image:
