@@ -66,13 +66,14 @@ def load_base_model(
                 str(checkpoint.path),
                 config=name,
                 subfolder=part,
-                torch_dtype=dtype,
                 local_files_only=True,
             )
             for kind, part in ((UNet2DConditionModel, "unet"), (AutoencoderKL, "vae"))
         )
-    text_encoder = _load_text_encoder(checkpoint, configs["text_encoder"]).to(dtype)
+    text_encoder = _load_text_encoder(checkpoint, configs["text_encoder"])
     for module in (unet, vae, text_encoder):
+        # diffusers' own `to` warns of modules to be kept in float32 even where a model has none.
+        nn.Module.to(module, dtype)
         module.requires_grad_(False).eval()
     return BaseModel(checkpoint, unet, text_encoder, vae, load_tokenizer())
 

@@ -1,6 +1,7 @@
 """Loading a base model: the same weights as the modules that were saved, and configurations from three places."""
 
 import json
+import logging
 import shutil
 
 import pytest
@@ -43,6 +44,13 @@ def test_a_file_with_the_embedded_models_shapes_has_its_heads_wherever_it_lies(t
     for name, module in tiny.modules().items():
         loaded = base.modules()[name].state_dict()
         assert all(torch.equal(loaded[key], tensor) for key, tensor in module.state_dict().items())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_loading_says_nothing(alone, caplog, monkeypatch, dtype):
+    monkeypatch.setattr(logging.getLogger("diffusers"), "propagate", True)
+    load_base_model(open_checkpoint(alone), dtype=dtype)
+    assert not caplog.records
 
 
 def test_every_layer_has_its_live_module(tiny):
