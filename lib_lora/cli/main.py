@@ -10,6 +10,7 @@ import argparse
 import importlib
 import logging
 import os
+import signal
 import sys
 import tempfile
 import traceback
@@ -90,4 +91,6 @@ def _log_error() -> str:
 
 
 if __name__ == "__main__":
+    # A script that starts a command in the background lets it ignore SIGINT; ours can always be stopped.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.exit(main())
