@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from lib_lora.errors import UsageError
-from lib_lora.networks.contract import LayerNetwork, LayerShape, Tensors, apply_weight
+from lib_lora.networks.contract import LayerNetwork, LayerShape, LowRank, Tensors, apply_weight
 
 
 class Strengths:
@@ -68,12 +68,16 @@ class Branch:
     ) -> None:
         self._strengths = strengths
         self._slots = [slot for slot, _ in networks]
-        shape = LayerShape(tuple(layer.get_parameter("weight").shape))
-        self._stack = _Stack(networks, shape, strengths)
+        base = layer.get_parameter("weight").detach()
+        shape = LayerShape(tuple(base.shape))
+        factors = [(slot, network, _low_rank(network, shape)) for slot, network in networks]
+        self._stack = _Stack(
+            [(slot, low_rank) for slot, _, low_rank in factors if low_rank is not None], strengths
+        )
         self._others = [
-            _Other(slot, network, strengths)
-            for slot, network in networks
-            if network.type.low_rank is None
+            _Other(slot, network, base, strengths)
+            for slot, network, low_rank in factors
+            if low_rank is None
         ]
 
     @property
@@ -81,16 +85,24 @@ class Branch:
         """Tell whether any strength is not 0 at this evaluation."""
         return any(self._strengths.values[slot] for slot in self._slots)
 
-    def added(self, layer: nn.Module, x: Tensor) -> Tensor:
-        """Return what the networks add to the layer's output for input x."""
-        parts = [other.output(layer, x) for other in self._others]
+    def added(self, layer: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        """Return what the networks add to the layer's own output y for input x."""
+        parts = [other.output(layer, x, y) for other in self._others]
         if self._stack.ranks:
             parts.append(self._stack.output(layer, x))
         return sum(parts[1:], parts[0])
 
 
+def _low_rank(network: LayerNetwork, shape: LayerShape) -> LowRank | None:
+    form = network.type.low_rank
+    return None if form is None else form(network.tensors, shape)
+
+
 class _Moving:
-    """Tensors with a copy on the device and in the dtype of the latest input."""
+    """Tensors with a copy on the device and in the dtype of the latest input.
+
+    Single numbers stay as they are: rounded, an alpha would change the scale, and reading it from a GPU would stop the step.
+    """
 
     def __init__(self, tensors: Tensors) -> None:
         self._tensors = tensors
@@ -100,21 +112,17 @@ class _Moving:
     def to(self, x: Tensor) -> Tensors:
         if self._like != (x.device, x.dtype):
             self._like = (x.device, x.dtype)
-            self._copies = {suffix: tensor.to(x) for suffix, tensor in self._tensors.items()}
+            self._copies = {
+                suffix: tensor.to(x) if tensor.dim() else tensor
+                for suffix, tensor in self._tensors.items()
+            }
         return self._copies
 
 
 class _Stack:
     """The low-rank networks of a layer as one product."""
 
-    def __init__(
-        self, networks: Sequence[tuple[int, LayerNetwork]], shape: LayerShape, strengths: Strengths
-    ) -> None:
-        factors = [
-            (slot, network.type.low_rank(network.tensors, shape))
-            for slot, network in networks
-            if network.type.low_rank is not None
-        ]
+    def __init__(self, factors: Sequence[tuple[int, LowRank]], strengths: Strengths) -> None:
         self.ranks = [len(low_rank.down) for _, low_rank in factors]
         slots = [slot for slot, low_rank in factors for _ in low_rank.down]
         self._strengths, self._place = strengths, strengths.reserve(slots)
@@ -135,14 +143,23 @@ class _Stack:
 
 
 class _Other:
-    """A network whose type has no low-rank form."""
+    """A network without a low-rank form on its layer.
 
-    def __init__(self, slot: int, network: LayerNetwork, strengths: Strengths) -> None:
-        if network.type.output is None:
-            raise UsageError(f"Networks of the type {network.type.label} cannot be applied live.")
-        self._output = network.type.output
-        self._tensors = _Moving(network.tensors)
+    What it computes once depends on the layer's weight as it is now: whoever changes that weight builds the branch anew.
+    """
+
+    def __init__(
+        self, slot: int, network: LayerNetwork, base: Tensor, strengths: Strengths
+    ) -> None:
+        kind, tensors = network.type, network.tensors
+        if kind.output is None:
+            raise UsageError(f"Networks of the type {kind.label} cannot be applied live.")
+        self._output = kind.output
+        if kind.prepare is not None:
+            tensors = kind.prepare(tensors, base, LayerShape(tuple(base.shape)))
+        self._tensors = _Moving(tensors)
         self._strengths, self._place = strengths, strengths.reserve([slot])
 
-    def output(self, layer: nn.Module, x: Tensor) -> Tensor:
-        return self._output(self._tensors.to(x), x, layer) * self._strengths.view(self._place, x)
+    def output(self, layer: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        added = self._output(self._tensors.to(x), x, layer, y)
+        return added * self._strengths.view(self._place, x)

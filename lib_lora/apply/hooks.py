@@ -17,6 +17,6 @@ def attach(layer: nn.Module, branch: Branch) -> RemovableHandle:
     def hook(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
         if not branch.active:
             return None
-        return output + branch.added(module, inputs[0]).to(output.dtype)
+        return output + branch.added(module, inputs[0], output).to(output.dtype)
 
     return layer.register_forward_hook(hook)

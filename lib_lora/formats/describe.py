@@ -16,7 +16,7 @@ from lib_lora.formats.hashes import file_hashes
 from lib_lora.formats.header import Header
 from lib_lora.formats.network_file import Matched, Unmatched, match_tensors, settle
 from lib_lora.formats.stream import TensorReader
-from lib_lora.networks.lora import ALPHA, DOWN
+from lib_lora.networks.contract import ALPHA, NetworkType
 
 ORIGINAL = "original"
 
@@ -79,7 +79,7 @@ def _aliases(family: Family) -> dict[str, Alias]:
 def _network(path: Path, reader: TensorReader, family: Family, matched: Matched) -> FileReport:
     header = reader.header
     kinds = settle(matched, header, None)
-    ranks = {id: header.tensors[matched.layers[id][DOWN]].shape[0] for id in kinds}
+    ranks = _ranks(header, matched, kinds)
     hashes = file_hashes(path)
     return FileReport(
         family=family.id,
@@ -94,6 +94,14 @@ def _network(path: Path, reader: TensorReader, family: Family, matched: Matched)
         hashes=hashes,
         metadata=header.metadata,
     )
+
+
+def _ranks(header: Header, matched: Matched, kinds: Mapping[str, NetworkType]) -> dict[str, int]:
+    return {
+        id: kind.rank({suffix: header.tensors[key].shape for suffix, key in keys.items()})
+        for id, kind in kinds.items()
+        if kind.rank is not None and (keys := matched.layers[id])
+    }
 
 
 def _alphas(

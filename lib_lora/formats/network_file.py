@@ -27,9 +27,9 @@ from lib_lora.formats.dialects import (
 from lib_lora.formats.hashes import tensors_hash
 from lib_lora.formats.header import Header
 from lib_lora.formats.stream import TensorReader, write_tensors
-from lib_lora.networks.compose import network_type_of
-from lib_lora.networks.contract import LayerNetwork, LayerShape, NetworkType
-from lib_lora.networks.lora import ALPHA, DOWN, UP, scale
+from lib_lora.networks.compose import incomplete, network_type_of
+from lib_lora.networks.contract import ALPHA, LayerNetwork, NetworkType, Shape, Shapes, misfit
+from lib_lora.networks.lora import DOWN, UP, scale
 
 WRITABLE = ("kohya", "kohya-sgm", "diffusers")
 EMBEDDING = "bundle_emb."
@@ -82,7 +82,7 @@ def read_network(
         fields = adapter_metadata.read_fields(header.metadata)
         for layer_id, kind in settle(matched, header, layers).items():
             tensors = {suffix: reader.read(key) for suffix, key in matched.layers[layer_id].items()}
-            if fields is not None and ALPHA not in tensors:
+            if fields is not None and DOWN in tensors and ALPHA not in tensors:
                 layer = layers[layer_id]
                 tensors[ALPHA] = _alpha(fields, prefixes[layer.component], layer, tensors)
             found[layer_id] = LayerNetwork(kind, tensors)
@@ -128,8 +128,8 @@ def settle(
     kinds: dict[str, NetworkType] = {}
     for layer_id, keys in matched.layers.items():
         shapes = {suffix: header.tensors[key].shape for suffix, key in keys.items()}
-        kind = network_type_of(keys)
-        reason = _misfit(kind, shapes, layers[layer_id].shape if layers is not None else None)
+        kind = network_type_of(shapes)
+        reason = _reason(kind, shapes, layers[layer_id].shape if layers is not None else None)
         if kind is not None and reason is None:
             kinds[layer_id] = kind
         else:
@@ -137,42 +137,14 @@ def settle(
     return kinds
 
 
-def _misfit(
-    kind: NetworkType | None, shapes: Mapping[str, tuple[int, ...]], layer: tuple[int, ...] | None
-) -> str | None:
+def _reason(kind: NetworkType | None, shapes: Shapes, layer: Shape | None) -> str | None:
     """Return why tensors of these shapes cannot change a layer of this shape, `None` when they can."""
-    if kind is None:
-        for there, missing in ((DOWN, UP), (UP, DOWN)):
-            if there in shapes:
-                return f"{missing} of this layer is missing"
-        return f"tensors named {', '.join(sorted(shapes))} belong to no supported network type"
-    beyond = shapes.keys() - kind.signature - kind.optional
-    if beyond:
-        return f"{', '.join(sorted(beyond))} on a {kind.label} layer is not supported yet"
-    return _low_rank_misfit(shapes) or (_shape_misfit(kind, shapes, layer) if layer else None)
-
-
-def _low_rank_misfit(shapes: Mapping[str, tuple[int, ...]]) -> str | None:
-    down, up = shapes[DOWN], shapes[UP]
-    if len(down) not in (2, 4) or len(up) not in (2, 4) or math.prod(up[2:]) != 1:
-        return f"{DOWN} {down} and {UP} {up} are no pair of factors"
-    if down[0] != up[1] or down[0] == 0:
-        return f"{DOWN} {down} and {UP} {up} have no common rank"
-    if math.prod(shapes.get(ALPHA, ())) != 1:
-        return f"{ALPHA} {shapes[ALPHA]} is not one number"
-    return None
-
-
-def _shape_misfit(
-    kind: NetworkType, shapes: Mapping[str, tuple[int, ...]], layer: tuple[int, ...]
-) -> str | None:
-    if LayerShape(layer).kind not in kind.kinds:
-        return f"{kind.label} does not apply to a layer of shape {layer}"
-    down, up = shapes[DOWN], shapes[UP]
-    claimed = (up[0], *down[1:])
-    if claimed[:2] != layer[:2] or math.prod(claimed) != math.prod(layer):
-        return f"its delta has the shape {claimed}, the layer {layer}"
-    return None
+    if kind is not None:
+        return misfit(kind, shapes, layer)
+    missing = incomplete(shapes)
+    if missing:
+        return f"{', '.join(sorted(missing))} of this layer is missing"
+    return f"tensors named {', '.join(sorted(shapes))} belong to no supported network type"
 
 
 def _alpha(

@@ -9,16 +9,43 @@ from collections.abc import Iterable
 
 from torch import Tensor
 
-from lib_lora.networks.contract import Delta, LayerNetwork, LayerShape, NetworkType
+from lib_lora.networks.contract import (
+    Delta,
+    LayerNetwork,
+    LayerShape,
+    NetworkType,
+    Shapes,
+    misfit,
+)
 from lib_lora.networks.lora import LORA
 
 NETWORK_TYPES: tuple[NetworkType, ...] = (LORA,)
 
 
-def network_type_of(suffixes: Iterable[str]) -> NetworkType | None:
-    """Return the type whose signature the suffixes of one layer hold, `None` when there is none."""
-    found = frozenset(suffixes)
-    return next((kind for kind in NETWORK_TYPES if kind.signature <= found), None)
+def network_type_of(shapes: Shapes) -> NetworkType | None:
+    """Return the type of one layer's tensors, `None` when there is none.
+
+    Of the types with a signature among the suffixes it is the first that the shapes fit, else the first, whose `misfit` then tells
+    what is wrong.
+    """
+    found = shapes.keys()
+    kinds = [
+        kind for kind in NETWORK_TYPES if any(signature <= found for signature in kind.signatures)
+    ]
+    fitting = (kind for kind in kinds if misfit(kind, shapes, None) is None)
+    return next(fitting, kinds[0] if kinds else None)
+
+
+def incomplete(shapes: Shapes) -> frozenset[str]:
+    """Return the suffixes that are missing for the type which most of the suffixes begin, none when they begin no type."""
+    found = shapes.keys()
+    begun = [
+        (len(signature & found), signature - found)
+        for kind in NETWORK_TYPES
+        for signature in kind.signatures
+        if signature & found
+    ]
+    return max(begun, key=lambda part: (part[0], -len(part[1])), default=(0, frozenset()))[1]
 
 
 def compose(base: Tensor, uses: Iterable[tuple[LayerNetwork, float]]) -> Delta:

@@ -1,12 +1,13 @@
 """What a network type is: a frozen record of pure functions over `{suffix: tensor}`.
 
 `delta` is the one formula of a type. Training differentiates it, live application and merging call it. `output` is an optional
-cheaper path through the same formula and must equal it. Suffixes are kohya's (`lora_down.weight`, `alpha`, ...); `formats`
-translates every other dialect into them.
+cheaper path through the same formula and must equal it. Suffixes are kohya's and LyCORIS' (`lora_down.weight`, `hada_w1_a`, `alpha`,
+...); `formats` translates every other dialect into them.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -15,7 +16,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+ALPHA = "alpha"
+
 Tensors = Mapping[str, Tensor]
+Shape = tuple[int, ...]
+Shapes = Mapping[str, Shape]
+"""The shapes of the tensors of one layer by suffix, as a file's header tells them."""
 LayerKind = Literal["linear", "conv", "norm"]
 
 
@@ -57,39 +63,59 @@ class LowRank:
 
 @dataclass(frozen=True, slots=True)
 class CreateOptions:
-    """The choices of a new network on one layer."""
+    """The choices of a new network on one layer; a type reads those that concern it.
+
+    rank_stabilized: scale = alpha / sqrt(rank) instead of alpha / rank.
+    tucker: give a convolution's kernel a core of its own, in the types that can.
+    factor: the largest size of a LoKr's smaller factor, -1 for the most even split.
+    base: the layer's weight, from which a DoRA takes its first magnitudes. per_input: one magnitude per input column, not per
+        output row.
+    """
 
     rank: int = 16
     alpha: float = 16.0
     dtype: torch.dtype = torch.float32
+    rank_stabilized: bool = False
+    tucker: bool = False
+    factor: int = -1
+    base: Tensor | None = None
+    per_input: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkType:
     """One network type.
 
-    signature: the suffixes that every file of the type holds on a layer.
+    signatures: sets of suffixes, one of which every file of the type holds on a layer.
     optional: suffixes it may hold besides.
     kinds: the kinds of layers it can change.
+    trainable: the suffixes that training changes, where a network holds them.
     delta(tensors, base, shape): the formula; base is the unmodified weight, which weight-free types ignore. Differentiable.
+    misfit(shapes, layer): why tensors of these shapes are no network of this type, or not one for a layer of this shape (`None` where
+        no base is known); a piece of a sentence, `None` when they fit. From the shapes alone, whatever a file claims.
+    rank(shapes): what alpha is divided by; `None` in types without a rank.
     create(shape, options, generator): fresh tensors whose delta is 0; `None` when the type cannot be trained.
-    trainable: the suffixes that training changes.
-    output(tensors, x, module): what the delta adds to the module's output for input x, without building the delta; `None` when
-        there is no cheaper path.
-    low_rank(tensors, shape): the delta as a product, `None` when it has none.
+    output(tensors, x, module, y): what the delta adds to the module's output y for input x, without building the delta; `None`
+        when there is no cheaper path. Differentiable. Takes what `prepare` returns as well.
+    prepare(tensors, base, shape): the tensors with everything computed that stays the same while tensors and base do; live use
+        calls it once; `None` when nothing can be saved.
+    low_rank(tensors, shape): the delta as a product; returns `None` for tensors whose product costs more than `output`.
     extract(delta, rank): the tensors whose delta is nearest to `delta`; `None` where undefined.
     """
 
     id: str
     label: str
-    signature: frozenset[str]
+    signatures: tuple[frozenset[str], ...]
     optional: frozenset[str]
     kinds: frozenset[LayerKind]
     trainable: frozenset[str]
     delta: Callable[[Tensors, Tensor, LayerShape], Delta]
+    misfit: Callable[[Shapes, Shape | None], str | None]
+    rank: Callable[[Shapes], int] | None = None
     create: Callable[[LayerShape, CreateOptions, torch.Generator], dict[str, Tensor]] | None = None
-    output: Callable[[Tensors, Tensor, nn.Module], Tensor] | None = None
-    low_rank: Callable[[Tensors, LayerShape], LowRank] | None = None
+    output: Callable[[Tensors, Tensor, nn.Module, Tensor], Tensor] | None = None
+    prepare: Callable[[Tensors, Tensor, LayerShape], dict[str, Tensor]] | None = None
+    low_rank: Callable[[Tensors, LayerShape], LowRank | None] | None = None
     extract: Callable[[Tensor, int], dict[str, Tensor]] | None = None
 
 
@@ -99,6 +125,63 @@ class LayerNetwork:
 
     type: NetworkType
     tensors: Tensors
+
+
+def misfit(kind: NetworkType, shapes: Shapes, layer: Shape | None) -> str | None:
+    """Return why tensors of these shapes cannot be a network of this type on a layer of this shape, `None` when they can."""
+    beyond = shapes.keys() - frozenset().union(*kind.signatures) - kind.optional
+    if beyond:
+        return f"{', '.join(sorted(beyond))} on a {kind.label} layer is not supported yet"
+    if math.prod(shapes.get(ALPHA, ())) != 1:
+        return f"{ALPHA} {shapes[ALPHA]} is not one number"
+    if layer is not None and LayerShape(layer).kind not in kind.kinds:
+        return f"{kind.label} does not apply to a layer of shape {layer}"
+    return kind.misfit(shapes, layer)
+
+
+def claim_misfit(claimed: Shape, layer: Shape | None) -> str | None:
+    """Return the reason when a delta of the claimed shape is none of a layer's: a 1x1 kernel more or less is no difference.
+
+    A matrix may hold the kernel of a convolution in its columns.
+    """
+    if layer is None or _without_point(claimed) == _without_point(layer):
+        return None
+    if len(claimed) == 2 and claimed[0] == layer[0] and claimed[1] == math.prod(layer[1:]):
+        return None
+    return f"its delta has the shape {claimed}, the layer {layer}"
+
+
+def _without_point(shape: Shape) -> Shape:
+    return shape[:2] if math.prod(shape[2:]) == 1 else shape
+
+
+def shapes_of(tensors: Tensors) -> dict[str, Shape]:
+    """Return the shapes of tensors in memory."""
+    return {suffix: tuple(tensor.shape) for suffix, tensor in tensors.items()}
+
+
+def scale_of(tensors: Tensors, rank: int) -> float:
+    """Return alpha / rank, 1 when there is no alpha, as every loader reads it."""
+    alpha = tensors.get(ALPHA)
+    return 1.0 if alpha is None else float(alpha) / rank
+
+
+def alpha_for(options: CreateOptions, rank: int) -> Tensor:
+    """Return the alpha to store for a network of this rank, so that alpha / rank is the scale that the options ask for.
+
+    The options' alpha belongs to the options' rank. The rank-stabilized scale is that of Kalajdzievski, 2023, "A Rank Stabilization
+    Scaling Factor for Fine-Tuning with LoRA".
+    """
+    root = math.sqrt(options.rank) if options.rank_stabilized else options.rank
+    return torch.tensor(options.alpha / root * rank)
+
+
+def without_bias(module: nn.Module, y: Tensor) -> Tensor:
+    """Return the output y of a linear layer or a convolution without its bias: the product of weight and input."""
+    bias = module.get_parameter("bias") if getattr(module, "bias", None) is not None else None
+    if bias is None:
+        return y
+    return y - (bias[:, None, None] if isinstance(module, nn.Conv2d) else bias).to(y)
 
 
 def apply_weight(module: nn.Module, x: Tensor, weight: Tensor) -> Tensor:

@@ -12,16 +12,20 @@ import torch
 from torch import Tensor, nn
 
 from lib_lora.networks.contract import (
+    ALPHA,
     CreateOptions,
     Delta,
     LayerShape,
     LowRank,
     NetworkType,
+    Shape,
+    Shapes,
     Tensors,
     apply_weight,
+    claim_misfit,
 )
 
-DOWN, UP, ALPHA = "lora_down.weight", "lora_up.weight", "alpha"
+DOWN, UP = "lora_down.weight", "lora_up.weight"
 
 
 def rank(tensors: Tensors) -> int:
@@ -66,7 +70,7 @@ def low_rank(tensors: Tensors, shape: LayerShape) -> LowRank:
     return LowRank(down, tensors[UP].flatten(1) * scale(tensors))
 
 
-def output(tensors: Tensors, x: Tensor, module: nn.Module) -> Tensor:
+def output(tensors: Tensors, x: Tensor, module: nn.Module, y: Tensor) -> Tensor:
     """Return scale * up(down(x)), two thin products instead of a weight of the layer's size."""
     shape = LayerShape(tuple(module.get_parameter("weight").shape))
     factors = low_rank(tensors, shape)
@@ -74,6 +78,17 @@ def output(tensors: Tensors, x: Tensor, module: nn.Module) -> Tensor:
     if shape.kind == "conv":
         return torch.nn.functional.conv2d(hidden, factors.up[:, :, None, None])
     return torch.nn.functional.linear(hidden, factors.up)
+
+
+def misfit(shapes: Shapes, layer: Shape | None) -> str | None:
+    """Return why two factors of these shapes make no delta, or none for this layer."""
+    down, up = shapes[DOWN], shapes[UP]
+    if len(down) not in (2, 4) or len(up) not in (2, 4) or math.prod(up[2:]) != 1:
+        return f"{DOWN} {down} and {UP} {up} are no pair of factors"
+    if down[0] != up[1] or down[0] == 0:
+        return f"{DOWN} {down} and {UP} {up} have no common rank"
+    claimed = (up[0], *down[1:])
+    return claim_misfit(claimed, layer)
 
 
 def extract(difference: Tensor, wanted: int) -> dict[str, Tensor]:
@@ -92,11 +107,13 @@ def extract(difference: Tensor, wanted: int) -> dict[str, Tensor]:
 LORA = NetworkType(
     id="lora",
     label="LoRA / LoCon",
-    signature=frozenset({DOWN, UP}),
+    signatures=(frozenset({DOWN, UP}),),
     optional=frozenset({ALPHA}),
     kinds=frozenset({"linear", "conv"}),
     trainable=frozenset({DOWN, UP}),
     delta=delta,
+    misfit=misfit,
+    rank=lambda shapes: shapes[DOWN][0],
     create=create,
     output=output,
     low_rank=low_rank,

@@ -36,7 +36,7 @@ class Attached:
             tensors[suffix]
             for id_, tensors in self.tensors.items()
             if id_.startswith(f"{component}.")
-            for suffix in sorted(self.type.trainable)
+            for suffix in sorted(self.type.trainable & tensors.keys())
         ]
 
     def detach(self) -> None:
@@ -86,7 +86,7 @@ def attach(
         weight = module.get_parameter("weight")
         options = _options(config, LayerShape(layer.shape), dtype)
         fresh = kind.create(LayerShape(tuple(weight.shape)), options, stream(seed, id_))
-        for suffix in kind.trainable:
+        for suffix in kind.trainable & fresh.keys():
             fresh[suffix] = fresh[suffix].to(weight.device).requires_grad_(True)
         tensors[id_] = fresh
         handles.append(module.register_forward_hook(_branch(kind, fresh)))
@@ -110,6 +110,6 @@ def _branch(kind: NetworkType, tensors: Mapping[str, Tensor]) -> Callable[..., T
         (x,) = args
         # Only what is trained takes the base's dtype: a rounded alpha would change the scale.
         cast = {s: t.to(x.dtype) if s in kind.trainable else t for s, t in tensors.items()}
-        return output + branch(cast, x, module)
+        return output + branch(cast, x, module, output)
 
     return add_output

@@ -79,13 +79,13 @@ def test_delta_equals_a_formula_written_in_numpy(module):
 def test_output_equals_the_delta_baked_into_the_weight(kind, module, strength):
     tensors = trained(kind, module)
     x = an_input(module)
-    live = module(x) + strength * kind.output(tensors, x, module)
+    live = module(x) + strength * kind.output(tensors, x, module, module(x))
     uses = [(LayerNetwork(kind, tensors), strength)]
     baked = with_weight(module, module.weight + compose(module.weight, uses).weight)(x)
     spread = float((baked.max() - baked.min()).detach())
     assert float((live - baked).abs().max()) <= 1e-12 * spread
     # The control: a strength off by 5 % is told apart.
-    off = live + 0.05 * (strength or 1.0) * kind.output(tensors, x, module)
+    off = live + 0.05 * (strength or 1.0) * kind.output(tensors, x, module, module(x))
     assert float((off - baked).abs().max()) > 1e-4 * spread
 
 
@@ -101,7 +101,8 @@ def test_gradients_reach_every_trainable_tensor(kind, module):
     tensors = {s: t.detach().clone() for s, t in trained(kind, module).items()}
     for suffix in kind.trainable:
         tensors[suffix].requires_grad_(True)
-    kind.output(tensors, an_input(module), module).square().sum().backward()
+    x = an_input(module)
+    kind.output(tensors, x, module, module(x).detach()).square().sum().backward()
     for suffix in kind.trainable:
         assert float(tensors[suffix].grad.abs().min()) > 0, suffix
 
