@@ -93,7 +93,7 @@ class NetworkType:
     delta(tensors, base, shape): the formula; base is the unmodified weight, which weight-free types ignore. Differentiable.
     misfit(shapes, layer): why tensors of these shapes are no network of this type, or not one for a layer of this shape (`None` where
         no base is known); a piece of a sentence, `None` when they fit. From the shapes alone, whatever a file claims.
-    rank(shapes): what alpha is divided by; `None` in types without a rank.
+    rank(shapes): what alpha is divided by; `None` in types, and for tensors, without a rank.
     create(shape, options, generator): fresh tensors whose delta is 0; `None` when the type cannot be trained.
     output(tensors, x, module, y): what the delta adds to the module's output y for input x, without building the delta; `None`
         when there is no cheaper path. Differentiable. Takes what `prepare` returns as well.
@@ -101,6 +101,8 @@ class NetworkType:
         calls it once; `None` when nothing can be saved.
     low_rank(tensors, shape): the delta as a product; returns `None` for tensors whose product costs more than `output`.
     extract(delta, rank): the tensors whose delta is nearest to `delta`; `None` where undefined.
+    bias: the suffix whose presence tells that the delta has a part for the layer's bias, so that a plan knows it without computing;
+        `None` in types that leave the bias alone.
     """
 
     id: str
@@ -111,12 +113,13 @@ class NetworkType:
     trainable: frozenset[str]
     delta: Callable[[Tensors, Tensor, LayerShape], Delta]
     misfit: Callable[[Shapes, Shape | None], str | None]
-    rank: Callable[[Shapes], int] | None = None
+    rank: Callable[[Shapes], int | None] | None = None
     create: Callable[[LayerShape, CreateOptions, torch.Generator], dict[str, Tensor]] | None = None
     output: Callable[[Tensors, Tensor, nn.Module, Tensor], Tensor] | None = None
     prepare: Callable[[Tensors, Tensor, LayerShape], dict[str, Tensor]] | None = None
     low_rank: Callable[[Tensors, LayerShape], LowRank | None] | None = None
     extract: Callable[[Tensor, int], dict[str, Tensor]] | None = None
+    bias: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +158,19 @@ def _without_point(shape: Shape) -> Shape:
     return shape[:2] if math.prod(shape[2:]) == 1 else shape
 
 
+def product_claim(a: Shape, b: Shape, core: Shape | None = None) -> Shape | None:
+    """Return the shape of what factors make, `None` when they make nothing.
+
+    Without a core a is (out, rank) and b (rank, columns). With a core (r1, r2, kh, kw) LyCORIS stores a as (r1, out), b is (r2, in).
+    """
+    if len(a) != 2 or len(b) != 2:
+        return None
+    if core is None:
+        return (a[0], b[1]) if a[1] == b[0] > 0 else None
+    fits = len(core) == 4 and core[:2] == (a[0], b[0]) and 0 not in core
+    return (a[1], b[1], *core[2:]) if fits else None
+
+
 def shapes_of(tensors: Tensors) -> dict[str, Shape]:
     """Return the shapes of tensors in memory."""
     return {suffix: tuple(tensor.shape) for suffix, tensor in tensors.items()}
@@ -166,14 +182,14 @@ def scale_of(tensors: Tensors, rank: int) -> float:
     return 1.0 if alpha is None else float(alpha) / rank
 
 
-def alpha_for(options: CreateOptions, rank: int) -> Tensor:
-    """Return the alpha to store for a network of this rank, so that alpha / rank is the scale that the options ask for.
+def alpha_for(options: CreateOptions) -> Tensor:
+    """Return the alpha to store, so that every reader's alpha / rank is the scale that the options ask for.
 
-    The options' alpha belongs to the options' rank. The rank-stabilized scale is that of Kalajdzievski, 2023, "A Rank Stabilization
-    Scaling Factor for Fine-Tuning with LoRA".
+    The rank-stabilized scale is alpha / sqrt(rank): Kalajdzievski, 2023, "A Rank Stabilization Scaling Factor for Fine-Tuning with LoRA".
     """
-    root = math.sqrt(options.rank) if options.rank_stabilized else options.rank
-    return torch.tensor(options.alpha / root * rank)
+    return torch.tensor(
+        options.alpha * (math.sqrt(options.rank) if options.rank_stabilized else 1.0)
+    )
 
 
 def without_bias(module: nn.Module, y: Tensor) -> Tensor:
@@ -195,3 +211,19 @@ def apply_weight(module: nn.Module, x: Tensor, weight: Tensor) -> Tensor:
     if isinstance(module, nn.Linear):
         return functional.linear(x, weight)
     raise TypeError(f"{type(module).__name__} is neither a linear layer nor a convolution")
+
+
+def apply_low_rank(module: nn.Module, x: Tensor, factors: LowRank) -> Tensor:
+    """Run a live layer with a product instead of its weight: `down` as the layer runs its own, then `up` on the channels."""
+    hidden = apply_weight(module, x, factors.down)
+    if isinstance(module, nn.Conv2d):
+        return functional.conv2d(hidden, factors.up[:, :, None, None])
+    return functional.linear(hidden, factors.up)
+
+
+def fold_core(core: Tensor, columns: Tensor) -> Tensor:
+    """Return a Tucker core (r1, r2, kh, kw) times the factor of the input side (r2, in): (r1, in, kh, kw).
+
+    The CP or Tucker form of a convolution (Kim et al., 2016; LyCORIS' use_tucker) is thereby a product of two factors again.
+    """
+    return torch.einsum("nmkl,mj->njkl", core, columns)
