@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 from torch import Tensor
 
+from lib_lora.networks.boft import BOFT
 from lib_lora.networks.contract import (
     Delta,
     LayerNetwork,
@@ -17,9 +18,23 @@ from lib_lora.networks.contract import (
     Shapes,
     misfit,
 )
+from lib_lora.networks.dora import with_dora
+from lib_lora.networks.full import FULL, SET_WEIGHT
+from lib_lora.networks.glora import GLORA
+from lib_lora.networks.ia3 import IA3
+from lib_lora.networks.loha import LOHA
+from lib_lora.networks.lokr import LOKR
 from lib_lora.networks.lora import LORA
+from lib_lora.networks.norm import NORM
+from lib_lora.networks.oft import OFT
 
-NETWORK_TYPES: tuple[NetworkType, ...] = (LORA,)
+NETWORK_TYPES: tuple[NetworkType, ...] = (
+    *(LORA, LOHA, LOKR),
+    *(IA3, OFT, BOFT, GLORA),
+    *(FULL, SET_WEIGHT, NORM),
+)
+
+DORA_TYPES: tuple[NetworkType, ...] = tuple(with_dora(kind) for kind in (LORA, LOHA, LOKR))
 
 
 def network_type_of(shapes: Shapes) -> NetworkType | None:
@@ -30,7 +45,9 @@ def network_type_of(shapes: Shapes) -> NetworkType | None:
     """
     found = shapes.keys()
     kinds = [
-        kind for kind in NETWORK_TYPES if any(signature <= found for signature in kind.signatures)
+        kind
+        for kind in (*DORA_TYPES, *NETWORK_TYPES)
+        if any(signature <= found for signature in kind.signatures)
     ]
     fitting = (kind for kind in kinds if misfit(kind, shapes, None) is None)
     return next(fitting, kinds[0] if kinds else None)

@@ -23,6 +23,7 @@ Shape = tuple[int, ...]
 Shapes = Mapping[str, Shape]
 """The shapes of the tensors of one layer by suffix, as a file's header tells them."""
 LayerKind = Literal["linear", "conv", "norm"]
+KIND_OF: Mapping[int, LayerKind] = {1: "norm", 2: "linear", 4: "conv"}  # by dimensions
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +34,8 @@ class LayerShape:
 
     @property
     def kind(self) -> LayerKind:
-        """Name the kind of layer that the number of dimensions implies."""
-        return {1: "norm", 2: "linear", 4: "conv"}[len(self.weight)]  # type: ignore[return-value]
+        """Name the kind of layer that the number of dimensions implies; raises KeyError where no kind has so many."""
+        return KIND_OF[len(self.weight)]
 
     @property
     def kernel(self) -> tuple[int, ...]:
@@ -137,7 +138,7 @@ def misfit(kind: NetworkType, shapes: Shapes, layer: Shape | None) -> str | None
         return f"{', '.join(sorted(beyond))} on a {kind.label} layer is not supported yet"
     if math.prod(shapes.get(ALPHA, ())) != 1:
         return f"{ALPHA} {shapes[ALPHA]} is not one number"
-    if layer is not None and LayerShape(layer).kind not in kind.kinds:
+    if layer is not None and KIND_OF.get(len(layer)) not in kind.kinds:
         return f"{kind.label} does not apply to a layer of shape {layer}"
     return kind.misfit(shapes, layer)
 
@@ -176,10 +177,10 @@ def shapes_of(tensors: Tensors) -> dict[str, Shape]:
     return {suffix: tuple(tensor.shape) for suffix, tensor in tensors.items()}
 
 
-def scale_of(tensors: Tensors, rank: int) -> float:
-    """Return alpha / rank, 1 when there is no alpha, as every loader reads it."""
+def scale_of(tensors: Tensors, rank: int | None) -> float:
+    """Return alpha / rank; 1 when there is no rank, or no alpha, as every loader reads it."""
     alpha = tensors.get(ALPHA)
-    return 1.0 if alpha is None else float(alpha) / rank
+    return 1.0 if alpha is None or rank is None else float(alpha) / rank
 
 
 def alpha_for(options: CreateOptions) -> Tensor:

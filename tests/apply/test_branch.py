@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from lib_lora.apply.branch import Branch, Strengths
 from lib_lora.apply.hooks import attach
@@ -14,6 +13,7 @@ from lib_lora.errors import UsageError
 from lib_lora.networks.compose import compose
 from lib_lora.networks.contract import CreateOptions, LayerNetwork, LayerShape
 from lib_lora.networks.lora import LORA
+from tests.recorder import Recorder
 
 LAYERS = {
     "linear": lambda: nn.Linear(44, 52),
@@ -119,27 +119,6 @@ def test_the_branch_follows_the_dtype_of_the_input(layer, dtype):
     assert output.dtype == dtype
     # Some roundings of the dtype's precision.
     assert distance(output.double(), exact) < 8 * torch.finfo(dtype).eps
-
-
-def storage(tensor):
-    return tensor.untyped_storage().data_ptr()
-
-
-class Recorder(TorchDispatchMode):
-    """The name and the size of every result of torch's operations that is not a view of an argument."""
-
-    def __init__(self):
-        super().__init__()
-        self.results = []
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        result = function(*args, **(kwargs or {}))
-        given = {storage(value) for value in args if isinstance(value, torch.Tensor)}
-        if isinstance(result, torch.Tensor) and (
-            storage(result) not in given or "copy_" in function.name()
-        ):
-            self.results.append((function.name(), result.numel()))
-        return result
 
 
 def test_no_tensor_of_the_weights_size_is_made(layer):

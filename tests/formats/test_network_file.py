@@ -236,8 +236,8 @@ ADDED = {
     ),
     "only an alpha": ({"lora_unet_conv_in.alpha": torch.tensor(1.0)}, "no supported network type"),
     "another type": (
-        {"lora_unet_conv_in.hada_w1_a": torch.zeros(2, 2)},
-        "hada_w1_a belong to no supported",
+        {"lora_unet_conv_in.hada_x": torch.zeros(2, 2)},
+        "hada_x belong to no supported",
     ),
 }
 
@@ -295,12 +295,14 @@ def test_rank_0_is_refused(tmp_path, layers):
 def test_dora_is_not_read_as_plain_lora(tmp_path, layers):
     tensors = a_network(layers)
     tensors[LINEAR]["dora_scale"] = torch.ones(32, 1)
+    tensors[CONV]["dora_scale"] = torch.ones(31, 1)
     file = tmp_path / "style.safetensors"
     write(file, tensors, layers)
     network = read(file, layers)
-    assert LINEAR not in network.layers
+    assert network.layers[LINEAR].type.id == "dora-lora"
+    assert CONV not in network.layers
     assert {left.reason for left in network.unmatched} == {
-        "dora_scale on a LoRA / LoCon layer is not supported yet"
+        "dora_scale (31, 1) is neither one number per row nor one per column of the layer (32, 32, 3, 3)"
     }
 
 
