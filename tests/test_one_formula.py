@@ -1,5 +1,7 @@
 """One formula: a network computes the same in training, applied live and baked into the weights."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -25,9 +27,8 @@ def base(tmp_path_factory):
     return open_checkpoint(tiny_checkpoint(tmp_path_factory.mktemp("base")))
 
 
-@pytest.fixture(params=[torch.float64, torch.float32], ids=["float64", "float32"])
-def dtype(request):
-    return request.param
+TYPES = ("lora", "loha", "lokr")
+TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5}
 
 
 def fresh_modules(dtype):
@@ -45,19 +46,21 @@ def outputs(modules, before_unet=lambda: None):
     return {"te1": words.detach(), "unet": noise.detach()}
 
 
-def trained(base, modules, dtype):
-    """Return a network after training, still attached: every upper factor moved away from zero."""
+def trained(base, modules, dtype, type_):
+    """Return a network after training, still attached: every tensor moved, so that none is zero."""
+    config = replace(CONFIG, type=type_)
     attached = attach(
-        CONFIG,
-        selected_layers(base.family, base.layers, CONFIG),
+        config,
+        selected_layers(base.family, base.layers, config),
         live_modules(modules, base.layers),
         seed=3,
         dtype=dtype,
     )
     with torch.no_grad():
         for tensors in attached.tensors.values():
-            up = tensors["lora_up.weight"]
-            up.copy_(0.3 * torch.randn(up.shape, generator=DRAW, dtype=torch.float64))
+            for suffix in sorted(attached.type.trainable & tensors.keys()):
+                moved = torch.randn(tensors[suffix].shape, generator=DRAW, dtype=torch.float64)
+                tensors[suffix].add_(0.3 * moved)
     return attached
 
 
@@ -92,11 +95,13 @@ def distance(a, b):
     )
 
 
-def test_training_live_and_baked_agree(base, dtype):
-    tolerance = {torch.float64: 1e-12, torch.float32: 1e-5}[dtype]
+@pytest.mark.parametrize("type_", TYPES)
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=["float64", "float32"])
+def test_training_live_and_baked_agree(base, dtype, type_):
+    tolerance = TOLERANCES[dtype]
     modules = fresh_modules(dtype)
     plain = outputs(modules)
-    attached = trained(base, modules, dtype)
+    attached = trained(base, modules, dtype, type_)
     in_training = outputs(modules)
     attached.detach()
     networks = loaded(attached)
