@@ -1,74 +1,140 @@
-"""Which family a checkpoint belongs to, told from its keys and shapes alone."""
+"""Which family a checkpoint or a network belongs to, told from names and shapes.
+
+Metadata only warn, and tell what a denoiser predicts.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import reduce
+
 from lib_lora.errors import FileFormatError
-from lib_lora.families.sd1 import SD1
-from lib_lora.families.table import Family, Shapes
+from lib_lora.families.clues import ALL, CLUES, CONTEXT_WIDTHS, CROSS_ATTENTION, NETWORK_MARKS, Ids
+from lib_lora.families.foreign import CHECKPOINT_PIECES, CONDITIONED, NETWORK_PIECES
+from lib_lora.families.sd1 import SD1, SD1_INPAINTING, UNET
+from lib_lora.families.sd2 import SD2, SD2_EPSILON
+from lib_lora.families.sd3 import SD3, SD35_LARGE, SD35_MEDIUM
+from lib_lora.families.sdxl import SDXL, SDXL_REFINER
+from lib_lora.families.table import Component, Family, Objective, Shapes
 
-FAMILIES: tuple[Family, ...] = (SD1,)
+FAMILIES: tuple[Family, ...] = (
+    *(SD1, SD1_INPAINTING, SD2, SD2_EPSILON, SDXL, SDXL_REFINER),
+    *(SD3, SD35_MEDIUM, SD35_LARGE),
+)
+NETWORK_FAMILIES: tuple[Family, ...] = (SD1, SD2, SDXL, SDXL_REFINER, SD3)
+"""One family for every id: variants share their components, and so their networks."""
 
-# What a file that is no supported checkpoint is, by a piece of one of its keys; the first that fits is named.
-KNOWN_PIECES = (
-    ("lora_", "a LoRA file, not a checkpoint"),
-    (".lora_A.", "a LoRA file, not a checkpoint"),
-    (".hada_w1", "a LoHa file, not a checkpoint"),
-    (".lokr_w", "a LoKr file, not a checkpoint"),
-    ("conditioner.embedders.1.", "a Stable Diffusion XL checkpoint"),
-    ("conditioner.embedders.0.model.", "a Stable Diffusion XL refiner"),
-    ("joint_blocks.0.", "a Stable Diffusion 3 checkpoint"),
-    ("cond_stage_model.model.", "a Stable Diffusion 2 checkpoint"),
-    ("double_blocks.0.", "a Flux checkpoint"),
-    ("single_transformer_blocks.0.", "a Flux checkpoint in the diffusers layout"),
-    ("down_blocks.0.", "a part of a model in the diffusers layout, not a single-file checkpoint"),
-    ("text_model.encoder.", "a text encoder alone"),
-    ("first_stage_model.", "an incomplete checkpoint"),
+Metadata = Mapping[str, str]
+VERSION, ARCHITECTURE = "ss_base_model_version", "modelspec.architecture"
+
+# A tensor without elements by which a checkpoint says that it predicts v, as ComfyUI and Forge read it.
+V_MARKER = "v_pred"
+PREDICTION_KEYS = ("modelspec.prediction_type", "modelspec.predict_key")
+PREDICTIONS: dict[str, Objective] = {
+    "v": "v",
+    "v_prediction": "v",
+    "epsilon": "epsilon",
+    "eps": "epsilon",
+}
+"""Values of `PREDICTION_KEYS`."""
+PREDICTION_ENDINGS: tuple[tuple[str, str, Objective], ...] = (
+    (ARCHITECTURE, "-v2-768-v", "v"),
+    (ARCHITECTURE, "-v2-512", "epsilon"),
+    (VERSION, "sd_v2_v", "v"),
 )
 
-# Which unsupported family a network file is made for, by a piece of one of its keys.
-NETWORK_PIECES = (
-    ("double_blocks", "Flux"),
-    ("single_blocks", "Flux"),
-    ("single_transformer_blocks", "Flux"),
-    ("joint_blocks", "Stable Diffusion 3"),
-    ("lora_te3_", "Stable Diffusion 3"),
-    ("text_encoder_3.", "Stable Diffusion 3"),
-    ("attn.add_q_proj", "Stable Diffusion 3"),
-    ("attn_add_q_proj", "Stable Diffusion 3"),
-    ("lora_te2_", "Stable Diffusion XL"),
-    ("lora_te1_", "Stable Diffusion XL"),
-    ("text_encoder_2.", "Stable Diffusion XL"),
-    ("transformer_blocks_1_", "Stable Diffusion XL"),
-    ("transformer_blocks.1.", "Stable Diffusion XL"),
-)
-SD2_CONTEXT = 1024
+
+def detect_family(shapes: Shapes, metadata: Metadata | None = None) -> Family:
+    """Return the family of a checkpoint; raises FileFormatError that says what it seems to be when it is not supported.
+
+    metadata: the file's, which tell where the keys do not whether the denoiser predicts v.
+    """
+    fitting = [family for family in FAMILIES if family.signature.fits(shapes)]
+    if not fitting:
+        raise FileFormatError(f"This is {_describe(shapes)}: not supported yet. {_accepted()}")
+    objective = told_objective(shapes, metadata or {})
+    if objective is None or fitting[0].objective == "flow":
+        return fitting[0]
+    exact = (family for family in fitting if family.objective == objective)
+    return next(exact, replace(fitting[0], objective=objective))
 
 
-def detect_family(shapes: Shapes) -> Family:
-    """Return the family of a checkpoint; raises FileFormatError that says what it seems to be when it is not supported."""
-    for family in FAMILIES:
-        if family.detect(shapes):
-            return family
-    accepted = ", ".join(family.label for family in FAMILIES)
-    raise FileFormatError(f"This is {_describe(shapes)}: not supported yet. Accepted: {accepted}.")
+def told_objective(shapes: Shapes, metadata: Metadata) -> Objective | None:
+    """Return what a checkpoint says that its denoiser predicts, "v" or "epsilon"; `None` when it does not say.
+
+    A marker key comes first, then ModelSpec's prediction type, then the names of architectures and versions that imply one.
+    """
+    if V_MARKER in shapes:
+        return "v"
+    for key in PREDICTION_KEYS:
+        if metadata.get(key) in PREDICTIONS:
+            return PREDICTIONS[metadata[key]]
+    for key, ending, objective in PREDICTION_ENDINGS:
+        if metadata.get(key, "").partition("/")[0].endswith(ending):
+            return objective
+    return None
+
+
+def disagreement(family: Family, metadata: Metadata) -> str | None:
+    """Return a sentence when the metadata of a checkpoint or a network name another family than its structure shows."""
+    for key in (VERSION, ARCHITECTURE):
+        told = metadata.get(key)
+        if told and not told.startswith(family.known_as):
+            return f"Its metadata say that its {key} is {told!r}, its layers fit {family.label}."
+    return None
+
+
+def guess_network_family(shapes: Shapes, base: Sequence[Component] | None = None) -> str | None:
+    """Return the name of the family that a network file is made for, `None` when it may fit or is no network.
+
+    base: the components of the base's family; without a base only families that are not supported are named.
+    """
+    if not any(mark in key for key in shapes for mark in NETWORK_MARKS):
+        return None
+    text = _names(shapes)
+    for piece, label in NETWORK_PIECES:
+        if piece in text:
+            return label
+    possible = network_families(shapes)
+    if base is None or any(family.components == tuple(base) for family in possible):
+        return None
+    return " or ".join(family.label for family in possible)
+
+
+def network_families(shapes: Shapes) -> tuple[Family, ...]:
+    """Return the supported families that a network file may be made for, one of each id; all when nothing tells."""
+    text = _names(shapes)
+    told = (ids for piece, ids in CLUES if piece in text)
+    left = reduce(_narrowed, (*told, _ids_by_width(shapes)), ALL)
+    return tuple(family for family in NETWORK_FAMILIES if family.id in left)
+
+
+def _narrowed(left: Ids, ids: Ids) -> Ids:
+    return left & ids or left
+
+
+def _names(keys: Iterable[str]) -> str:
+    return "\n".join(keys).replace(".", "_")
+
+
+def _ids_by_width(shapes: Shapes) -> Ids:
+    for key, shape in shapes.items():
+        if len(shape) > 1 and key.replace(".", "_").endswith(CROSS_ATTENTION):
+            return CONTEXT_WIDTHS.get(shape[1], ALL)
+    return ALL
+
+
+def _accepted() -> str:
+    labels = dict.fromkeys(family.label for family in FAMILIES)
+    return f"Accepted: {', '.join(labels)}."
 
 
 def _describe(shapes: Shapes) -> str:
-    conv_in = shapes.get("model.diffusion_model.input_blocks.0.0.weight", ())
-    if len(conv_in) == 4 and conv_in[1] == 9:
-        return "an inpainting checkpoint (nine input channels)"
-    for piece, kind in KNOWN_PIECES:
+    conv_in = shapes.get(f"{UNET}input_blocks.0.0.weight", ())
+    if len(conv_in) == 4 and conv_in[1] in CONDITIONED:
+        return CONDITIONED[conv_in[1]]
+    for piece, kind in CHECKPOINT_PIECES:
         if any(piece in key for key in shapes):
             return kind
     return "no checkpoint of a known family"
-
-
-def guess_network_family(shapes: Shapes) -> str | None:
-    """Return the unsupported family that a network file seems made for, `None` when nothing tells of one."""
-    for piece, label in NETWORK_PIECES:
-        if any(piece in key for key in shapes):
-            return label
-    for key, shape in shapes.items():
-        if "attn2_to_k.lora_down" in key or "attn2.to_k.lora_A" in key:
-            return "Stable Diffusion 2" if shape[1:2] == (SD2_CONTEXT,) else None
-    return None

@@ -7,8 +7,8 @@ family's name exists anywhere else.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Literal
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -39,6 +39,11 @@ class Part:
         if self.transpose:
             stored = stored[::-1]
         return (stored[0] // self.of, *stored[1:])
+
+    @property
+    def of_bias(self) -> Part:
+        """Return how the layer's bias lies in its checkpoint tensor: what changes rows holds for it too."""
+        return replace(self, transpose=False, pointwise=False)
 
 
 WHOLE = Part()
@@ -76,13 +81,17 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Where one layer would lie: its diffusers path, and the keys of its tensors without the component's checkpoint prefix."""
+    """Where one layer would lie: its diffusers path, and the keys of its tensors without the component's checkpoint prefix.
+
+    lacking: a key, and the part that holds instead of `part` where the checkpoint lacks this key.
+    """
 
     path: str
     weight: str
     bias: str
     block: str | None = None
     part: Part = WHOLE
+    lacking: tuple[str, Part] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +99,8 @@ class Component:
     """One network of a family.
 
     name: our word ("unet", "te1"); kohya: the prefix of kohya's flattened names ("lora_unet"); diffusers: the dotted prefix in
-    diffusers files ("unet"); checkpoint: the key prefix in an original checkpoint; rows: every layer it may have.
+    diffusers files ("unet"); checkpoint: the key prefix in an original checkpoint; rows: every layer it may have; buffers: what
+    it has besides layers, as pairs of diffusers key and original key.
     """
 
     name: str
@@ -98,6 +108,7 @@ class Component:
     diffusers: str
     checkpoint: str
     rows: tuple[Row, ...]
+    buffers: tuple[tuple[str, str], ...] = ()
 
     def expand(self, shapes: Shapes) -> tuple[Layer, ...]:
         """Return the layers whose weight is in a checkpoint, in the order of the rows."""
@@ -107,14 +118,40 @@ class Component:
 
     def _layer(self, row: Row, shapes: Shapes) -> Layer:
         weight, bias = self.checkpoint + row.weight, self.checkpoint + row.bias
+        part = row.part
+        if row.lacking is not None and self.checkpoint + row.lacking[0] not in shapes:
+            part = row.lacking[1]
         return Layer(
             component=self.name,
             path=row.path,
-            weight=Placement(weight, row.part),
-            bias=Placement(bias) if bias in shapes else None,
-            shape=row.part.layer_shape(shapes[weight]),
+            weight=Placement(weight, part),
+            bias=Placement(bias, part.of_bias) if bias in shapes else None,
+            shape=part.layer_shape(shapes[weight]),
             block=row.block,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """The structure that tells a family's checkpoints from all others, whatever their widths and depths.
+
+    present: key -> its shape, `None` where any size will do; absent: keys that other families have.
+    """
+
+    present: Mapping[str, tuple[int | None, ...]]
+    absent: tuple[str, ...] = ()
+
+    def fits(self, shapes: Shapes) -> bool:
+        """Tell whether a checkpoint has this structure."""
+        return not any(key in shapes for key in self.absent) and all(
+            key in shapes and _like(shapes[key], pattern) for key, pattern in self.present.items()
+        )
+
+
+def _like(shape: tuple[int, ...], pattern: tuple[int | None, ...]) -> bool:
+    return len(shape) == len(pattern) and all(
+        size in (None, found) for found, size in zip(shape, pattern, strict=True)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,22 +166,25 @@ class Latent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """One model family.
+    """One model family, or a variant of one: variants share their id, and a network of one has its layers in all.
 
-    detect: tells from keys and shapes alone whether a checkpoint belongs here; structure decides, widths only break ties.
-    trained_by_default: path endings of the layers a new network is put on (kohya's target set). architecture: the family's id in
-    ModelSpec metadata; kohya_version: the value of kohya's `ss_base_model_version`.
+    objective: what the denoiser predicts where neither keys nor metadata of a checkpoint say otherwise. trained_by_default: path
+    endings of the layers a new network is put on (kohya's target set). architecture: the family's id in ModelSpec metadata;
+    kohya_version: the value of kohya's `ss_base_model_version`; known_as: how other values of either begin that mean the same
+    family. buffers: keys of an original checkpoint that the noise schedule gives.
     """
 
     id: str
     label: str
-    detect: Callable[[Shapes], bool]
+    signature: Signature
     components: tuple[Component, ...]
     latent: Latent
     objective: Objective
     trained_by_default: tuple[str, ...]
     architecture: str
     kohya_version: str
+    known_as: tuple[str, ...]
+    buffers: tuple[str, ...] = ()
 
     def layers(self, shapes: Shapes) -> dict[str, Layer]:
         """Return every layer of a checkpoint by its id."""

@@ -26,6 +26,11 @@ TRANSFORMER = (
     *("ff.net.0.proj", "ff.net.2"),
     *("norm1", "norm2", "norm3"),
 )
+# Path endings of the layers that kohya trains.
+TRAINED = (
+    *(f"attn{n}.{part}" for n in (1, 2) for part in ("to_q", "to_k", "to_v", "to_out.0")),
+    *(".proj_in", ".proj_out", "ff.net.0.proj", "ff.net.2"),
+)
 
 
 def unet_rows(depths: Sequence[int], mid_depth: int) -> tuple[Row, ...]:
@@ -37,6 +42,8 @@ def unet_rows(depths: Sequence[int], mid_depth: int) -> tuple[Row, ...]:
     rows = [
         _row("time_embedding.linear_1", "time_embed.0", None),
         _row("time_embedding.linear_2", "time_embed.2", None),
+        _row("add_embedding.linear_1", "label_emb.0.0", None),
+        _row("add_embedding.linear_2", "label_emb.0.2", None),
         _row("conv_in", "input_blocks.0.0", "IN00"),
     ]
     for level, depth in enumerate(depths):

@@ -27,7 +27,7 @@ def open_checkpoint(path: Path | str) -> Checkpoint:
     header = read_header(path)
     shapes = header.shapes
     try:
-        family = detect_family(shapes)
+        family = detect_family(shapes, header.metadata)
     except FileFormatError as error:
         raise FileFormatError(f"{path.name}: {error}") from None
     return Checkpoint(path, header, family, family.layers(shapes))

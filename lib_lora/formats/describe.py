@@ -8,7 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from lib_lora.errors import FileFormatError
-from lib_lora.families.detect import FAMILIES, detect_family, guess_network_family
+from lib_lora.families.detect import (
+    detect_family,
+    disagreement,
+    guess_network_family,
+    network_families,
+)
 from lib_lora.families.table import Family, Layer, Placement
 from lib_lora.formats import adapter_metadata
 from lib_lora.formats.dialects import Alias, alias_table
@@ -49,12 +54,12 @@ def describe(path: Path | str) -> FileReport:
         made_for = guess_network_family(shapes)
         if made_for is not None:
             return _foreign_network(path, reader.header, made_for)
-        for family in FAMILIES:
+        for family in network_families(shapes):
             matched = match_tensors(reader.header, _aliases(family))
             if matched.layers:
                 return _network(path, reader, family, matched)
         try:
-            family = detect_family(shapes)
+            family = detect_family(shapes, reader.header.metadata)
         except FileFormatError as error:
             raise FileFormatError(f"{path.name}: {error}") from None
         return _checkpoint(path, reader.header, family)
@@ -132,11 +137,9 @@ def _network_problems(
     problems = []
     if unmatched:
         problems.append(f"{len(unmatched)} of {len(header.tensors)} tensors are not applied.")
-    trained_on = header.metadata.get("ss_base_model_version", family.kohya_version)
-    if not trained_on.startswith(family.kohya_version):
-        problems.append(
-            f"Its metadata say it was trained on {trained_on!r}, its layers fit {family.label}."
-        )
+    doubt = disagreement(family, header.metadata)
+    if doubt is not None:
+        problems.append(doubt)
     stored = header.metadata.get("sshs_model_hash", hashes["sshs_model_hash"])
     if stored != hashes["sshs_model_hash"]:
         problems.append("The sshs_model_hash in its metadata is that of another file.")
@@ -159,6 +162,7 @@ def _checkpoint(path: Path, header: Header, family: Family) -> FileReport:
     layers = family.layers(header.shapes).values()
     placed = {layer.weight.key for layer in layers}
     placed |= {layer.bias.key for layer in layers if layer.bias is not None}
+    doubt = disagreement(family, header.metadata)
     return FileReport(
         family=family.id,
         dialect=ORIGINAL,
@@ -169,6 +173,7 @@ def _checkpoint(path: Path, header: Header, family: Family) -> FileReport:
             for key in header.tensors
             if key not in placed
         ),
+        problems=() if doubt is None else (doubt,),
         hashes=file_hashes(path),
         metadata=header.metadata,
     )

@@ -58,7 +58,7 @@ def trained_metadata(family: Family, facts: TrainedFacts) -> dict[str, str]:
     """Return the metadata of a trained LoRA, the same for the same facts."""
     width, height = facts.resolution
     kohya = {
-        "v2": False,
+        "v2": family.kohya_version.startswith("sd_v2"),
         "base_model_version": family.kohya_version,
         "sd_model_name": facts.base.name,
         "sd_model_hash": facts.base.autov1,

@@ -77,7 +77,7 @@ def read_network(
     found: dict[str, LayerNetwork] = {}
     with TensorReader(path) as reader:
         header = reader.header
-        _refuse_other_family(path, header)
+        _refuse_other_family(path, header, components)
         matched = match_tensors(header, alias_table(layers.values(), components))
         fields = adapter_metadata.read_fields(header.metadata)
         for layer_id, kind in settle(matched, header, layers).items():
@@ -154,8 +154,8 @@ def _alpha(
     return torch.tensor(adapter_metadata.alpha_of(fields, prefix, layer.path, rank))
 
 
-def _refuse_other_family(path: Path, header: Header) -> None:
-    family = guess_network_family(header.shapes)
+def _refuse_other_family(path: Path, header: Header, components: Sequence[Component]) -> None:
+    family = guess_network_family(header.shapes, components)
     if family is not None:
         raise UnmatchedError(f"{path.name} is made for {family}, this base is of another family.")
 

@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from lib_lora.errors import FileFormatError
-from lib_lora.families.sd1 import CLIP, SD1
-from lib_lora.families.table import Component, Family, Part
+from lib_lora.families.clip_rows import POSITION_IDS
+from lib_lora.families.sd1 import SD1
+from lib_lora.families.table import Component, Family, Part, Row
 
 FIRST_BETA, LAST_BETA, TIMESTEPS = 0.00085, 0.012, 1000
-POSITION_IDS = "text_model.embeddings.position_ids"
+POSITIONS = "text_model.embeddings.position_embedding.weight"
 
 States = Mapping[str, Mapping[str, Tensor]]
 """Component name ("unet", "te1", "vae") -> diffusers key -> tensor."""
@@ -25,16 +26,16 @@ States = Mapping[str, Mapping[str, Tensor]]
 def to_original(states: States, family: Family = SD1) -> dict[str, Tensor]:
     """Return the tensors of a whole model by their keys in the original layout, dtypes kept, buffers in float32.
 
-    The text encoder's keys may carry `text_model.` (transformers 4) or not (transformers 5). Raises FileFormatError when a tensor
+    A text encoder's keys may carry `text_model.` (transformers 4) or not (transformers 5). Raises FileFormatError when a tensor
     has no place or a component is missing.
     """
-    tensors = schedule_buffers()
+    schedule = schedule_buffers()
+    tensors = {key: schedule[key] for key in family.buffers}
     for component in family.components:
         if component.name not in states:
             raise FileFormatError(f"The model has no component {component.name!r}.")
-        tensors |= _component(component, states[component.name])
-    positions = tensors[f"{CLIP}text_model.embeddings.position_embedding.weight"].shape[0]
-    tensors[CLIP + POSITION_IDS] = torch.arange(positions)[None]
+        stored = _component(component, _with_wrapper(component, states[component.name]))
+        tensors |= {component.checkpoint + key: tensor for key, tensor in stored.items()}
     return tensors
 
 
@@ -62,20 +63,52 @@ def schedule_buffers() -> dict[str, Tensor]:
     return {key: buffer.float() for key, buffer in buffers.items()}
 
 
-def _component(component: Component, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    places = {f"{row.path}.weight": (row.weight, row.part) for row in component.rows}
-    places |= {f"{row.path}.bias": (row.bias, Part()) for row in component.rows}
-    tensors = {}
+def _with_wrapper(component: Component, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return a state dict by the names of the rows, refusing what has none; position ids are counted, not read."""
+    names = {f"{row.path}.{kind}" for row in component.rows for kind in ("weight", "bias")}
+    names |= {path for path, _ in component.buffers}
+    named = {}
     for key, tensor in state.items():
-        name = key if key in places else f"text_model.{key}"
-        if name == POSITION_IDS:
-            continue
-        if name not in places:
+        name = key if key in names else f"text_model.{key}"
+        if name in names:
+            named[name] = tensor
+        elif not key.endswith("position_ids"):
             raise FileFormatError(
                 f"The {component.name} has {key!r}, which has no place in the family."
             )
-        original, part = places[name]
-        tensors[component.checkpoint + original] = (
-            tensor[..., None, None] if part.pointwise else tensor
-        )
-    return tensors
+    if POSITION_IDS in names and POSITIONS in named:
+        named[POSITION_IDS] = torch.arange(named[POSITIONS].shape[0])[None]
+    return named
+
+
+def _component(component: Component, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return a component's tensors by original key, the parts of a fused one put together."""
+    there = {row.weight for row in component.rows if f"{row.path}.weight" in state}
+    pieces: dict[str, dict[int, Tensor]] = {}
+    for row in component.rows:
+        part = _part(row, there)
+        for kind, key, lies in (("weight", row.weight, part), ("bias", row.bias, part.of_bias)):
+            tensor = state.get(f"{row.path}.{kind}")
+            if tensor is not None:
+                pieces.setdefault(key, {})[lies.index] = _stored(tensor, lies)
+    tensors = {key: _joined(parts) for key, parts in pieces.items()}
+    return tensors | {key: state[path] for path, key in component.buffers if path in state}
+
+
+def _joined(parts: Mapping[int, Tensor]) -> Tensor:
+    return torch.cat([parts[n] for n in sorted(parts)]) if len(parts) > 1 else parts[0]
+
+
+def _part(row: Row, there: set[str]) -> Part:
+    if row.lacking is not None and row.lacking[0] not in there:
+        return row.lacking[1]
+    return row.part
+
+
+def _stored(tensor: Tensor, part: Part) -> Tensor:
+    """Return a layer's tensor as the checkpoint holds it."""
+    if part.swap_halves:
+        tensor = tensor.roll(tensor.shape[0] // 2, 0)
+    if part.transpose:
+        tensor = tensor.t()
+    return tensor[..., None, None] if part.pointwise else tensor

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from lib_lora.errors import FileFormatError, UsageError, did_you_mean
+from lib_lora.families.detect import disagreement
 from lib_lora.families.table import Layer
 from lib_lora.formats.checkpoint import Checkpoint, open_checkpoint
 from lib_lora.formats.network_file import NetworkFile, read_network
@@ -97,7 +98,7 @@ def plan_merge(
         dtype=dtype,
         dtypes=_output_dtypes(checkpoint, dtype),
         changes=_changes(checkpoint.layers, loras, networks),
-        warnings=tuple(_warnings(loras, networks)),
+        warnings=(*_doubts(checkpoint, networks), *_warnings(loras, networks)),
     )
 
 
@@ -129,6 +130,13 @@ def _changes(
             key = layer.weight.key
             changes[key] = (*changes.get(key, ()), Change(layer, uses))
     return changes
+
+
+def _doubts(base: Checkpoint, networks: Sequence[NetworkFile]) -> list[str]:
+    files = [(base.path.stem, base.header.metadata)]
+    files += [(network.name, network.metadata) for network in networks]
+    told = [(name, disagreement(base.family, metadata)) for name, metadata in files]
+    return [f"{name}: {doubt}" for name, doubt in told if doubt is not None]
 
 
 def _warnings(loras: Sequence[LoraChoice], networks: Sequence[NetworkFile]) -> list[str]:

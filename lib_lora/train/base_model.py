@@ -19,6 +19,7 @@ from torch import nn
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer
 
 from lib_lora.errors import FileFormatError
+from lib_lora.families.sd1 import SD1
 from lib_lora.families.table import Layer
 from lib_lora.formats.checkpoint import Checkpoint
 from lib_lora.formats.stream import TensorReader
@@ -53,8 +54,13 @@ def load_base_model(
     """Load a checkpoint's modules on the CPU, frozen and in evaluation mode.
 
     config: a diffusers configuration folder; `None` takes what lies beside the checkpoint, else the family's numbers. Raises
-    FileFormatError when the folder describes another model.
+    FileFormatError when the folder describes another model, or the checkpoint is of a family that cannot be loaded yet.
     """
+    if checkpoint.family != SD1:
+        raise FileFormatError(
+            f"{checkpoint.path.name} is a {checkpoint.family.label} checkpoint that predicts {checkpoint.family.objective}:"
+            f" training and generation support {SD1.label} that predicts {SD1.objective} alone."
+        )
     configs = find_configs(checkpoint, config)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -8,7 +8,7 @@ from lib_lora.families.sd1 import SD1
 from lib_lora.formats.describe import describe
 from lib_lora.formats.hashes import file_hashes
 from lib_lora.formats.network_file import write_network
-from lib_lora.formats.stream import write_tensors
+from lib_lora.formats.stream import TensorReader, write_tensors
 from lib_lora.networks.lora import ALPHA, DOWN, UP
 from tests.golden_data import golden, shapes_of
 from tests.tiny import tiny_checkpoint
@@ -60,11 +60,11 @@ def test_a_hash_of_another_file_and_another_family_in_the_metadata_are_problems(
 
 
 def test_a_network_of_another_family_is_told_by_name(tmp_path):
-    file = tmp_path / "xl.safetensors"
-    write_tensors(file, {"lora_te2_text_projection.alpha": torch.tensor(1.0)}, {})
+    file = tmp_path / "flux.safetensors"
+    write_tensors(file, {"lora_unet_double_blocks_0_img_attn_qkv.alpha": torch.tensor(1.0)}, {})
     report = describe(file)
     assert (report.family, report.layers) == (None, 0)
-    assert "Stable Diffusion XL" in report.problems[0]
+    assert "Flux" in report.problems[0]
     assert len(report.unmatched) == 1
 
 
@@ -77,6 +77,16 @@ def test_a_checkpoint(tmp_path):
     )  # two layers of eight, two embeddings, the last norm
     assert len(report.unmatched) == 13  # the noise schedule's buffers and position_ids
     assert report.problems == ()
+
+
+def test_a_checkpoint_whose_metadata_name_another_family_has_a_problem(tmp_path):
+    with TensorReader(tiny_checkpoint(tmp_path)) as reader:
+        tensors = {key: reader.read(key) for key in reader.header.tensors}
+    file = tmp_path / "renamed.safetensors"
+    write_tensors(file, tensors, {"modelspec.architecture": "flux-1-dev"})
+    (problem,) = describe(file).problems
+    assert "flux-1-dev" in problem
+    assert "Stable Diffusion 1" in problem
 
 
 def test_what_is_neither_is_refused(tmp_path):

@@ -8,7 +8,10 @@ from diffusers import AutoencoderKL, DDIMScheduler, StableDiffusionPipeline, UNe
 from transformers import CLIPTextConfig, CLIPTextModel
 
 from lib_lora.errors import FileFormatError
+from lib_lora.families.detect import detect_family
 from lib_lora.formats.original import schedule_buffers, to_original
+from lib_lora.merge.bake import layer_view, swapped
+from tests.families import recorded
 from tests.golden_data import golden, shapes_of
 from tests.tiny import CONFIG, tiny_checkpoint, tiny_components
 
@@ -36,6 +39,31 @@ def test_sd15_has_exactly_the_recorded_keys_and_shapes():
     states = {name: module.state_dict() for name, module in sd15_modules().items()}
     written = {key: tuple(tensor.shape) for key, tensor in to_original(states).items()}
     assert written == SD15
+
+
+def random_states(shapes):
+    """Return random tensors for a recorded checkpoint's layers, by component and diffusers key, and where each one belongs."""
+    states, places = {}, {}
+    for layer in detect_family(shapes).layers(shapes).values():
+        state = states.setdefault(layer.component, {})
+        for kind, place in (("weight", layer.weight), ("bias", layer.bias)):
+            if place:
+                shape = place.part.layer_shape(shapes[place.key])
+                state[f"{layer.path}.{kind}"] = torch.randn(shape)
+                places[f"{layer.component}.{layer.path}.{kind}"] = place
+    return states, places
+
+
+@pytest.mark.parametrize("name", ["sd21-v", "sdxl-base", "sdxl-refiner", "sd3-medium"])
+def test_fused_transposed_and_swapped_tensors_of_every_family_lie_where_its_placements_say(name):
+    shapes = recorded.small(name)
+    states, places = random_states(shapes)
+    written = to_original(states, detect_family(shapes))
+    for layer, place in places.items():
+        assert tuple(written[place.key].shape) == shapes[place.key], layer
+        component, _, key = layer.partition(".")
+        found = swapped(layer_view(written[place.key], place.part), place.part)
+        assert torch.equal(found, states[component][key]), layer
 
 
 def test_names_of_transformers_4_and_5_give_the_same_file():

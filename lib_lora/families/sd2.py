@@ -1,0 +1,50 @@
+"""Stable Diffusion 2: SD1's UNet with linear layers around its attention, and an OpenCLIP text encoder.
+
+Neither keys nor shapes tell whether a model predicts v (the 768 models) or epsilon (the 512 models); where nothing else does, v is
+assumed, as the tools of the field do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from lib_lora.families.clip_rows import TRAINED as TRAINED_CLIP
+from lib_lora.families.clip_rows import openclip_rows
+from lib_lora.families.sd1 import LATENT_CHANNELS, SCHEDULE_BUFFERS, UNET, VAE
+from lib_lora.families.table import Component, Family, Latent, Signature
+from lib_lora.families.unet_rows import TRAINED as TRAINED_UNET
+from lib_lora.families.unet_rows import unet_rows
+from lib_lora.families.vae_rows import vae_rows
+
+OPENCLIP = "cond_stage_model.model."
+# The file holds one block more, whose output and projection the model never uses.
+TEXT_ROWS = openclip_rows(layers=23, projection=False)
+
+SD2 = Family(
+    id="sd2",
+    label="Stable Diffusion 2",
+    signature=Signature(
+        present={
+            f"{UNET}input_blocks.0.0.weight": (None, LATENT_CHANNELS, None, None),
+            f"{UNET}input_blocks.1.1.proj_in.weight": (None, None),
+            f"{OPENCLIP}token_embedding.weight": (None, None),
+        },
+        absent=(f"{UNET}label_emb.0.0.weight",),
+    ),
+    components=(
+        Component("unet", "lora_unet", "unet", UNET, unet_rows((1, 1, 1, 0), mid_depth=1)),
+        Component("te1", "lora_te", "text_encoder", OPENCLIP, TEXT_ROWS),
+        Component("vae", "lora_vae", "vae", VAE, vae_rows(levels=4)),
+    ),
+    latent=Latent(channels=LATENT_CHANNELS, scale=0.18215),
+    objective="v",
+    trained_by_default=TRAINED_UNET + TRAINED_CLIP,
+    architecture="stable-diffusion-v2-768-v",
+    kohya_version="sd_v2_v",
+    known_as=("stable-diffusion-v2", "sd_v2", "sd_2", "ss_v2"),
+    buffers=SCHEDULE_BUFFERS,
+)
+
+SD2_EPSILON = replace(
+    SD2, objective="epsilon", architecture="stable-diffusion-v2-512", kohya_version="sd_v2"
+)
