@@ -57,7 +57,7 @@ class Strengths:
 
 
 class Branch:
-    """The networks of one live linear or convolution layer, each with its slot.
+    """The networks of one live layer, each with its slot.
 
     Tensors are held here and not by the module; they follow the device and the dtype of the input. Raises UsageError for a network
     type that has no form without the layer's whole weight.

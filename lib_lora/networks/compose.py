@@ -19,7 +19,7 @@ from lib_lora.networks.contract import (
     misfit,
 )
 from lib_lora.networks.dora import with_dora
-from lib_lora.networks.full import FULL, SET_WEIGHT
+from lib_lora.networks.full import FULL, SET_WEIGHT, with_bias
 from lib_lora.networks.glora import GLORA
 from lib_lora.networks.ia3 import IA3
 from lib_lora.networks.loha import LOHA
@@ -27,6 +27,7 @@ from lib_lora.networks.lokr import LOKR
 from lib_lora.networks.lora import LORA
 from lib_lora.networks.norm import NORM
 from lib_lora.networks.oft import OFT
+from lib_lora.networks.sparse import with_remainder
 
 NETWORK_TYPES: tuple[NetworkType, ...] = (
     *(LORA, LOHA, LOKR),
@@ -35,6 +36,7 @@ NETWORK_TYPES: tuple[NetworkType, ...] = (
 )
 
 DORA_TYPES: tuple[NetworkType, ...] = tuple(with_dora(kind) for kind in (LORA, LOHA, LOKR))
+EXTRACTED_TYPES: tuple[NetworkType, ...] = (with_remainder(LORA), with_bias(LORA))
 
 
 def network_type_of(shapes: Shapes) -> NetworkType | None:
@@ -46,7 +48,7 @@ def network_type_of(shapes: Shapes) -> NetworkType | None:
     found = shapes.keys()
     kinds = [
         kind
-        for kind in (*DORA_TYPES, *NETWORK_TYPES)
+        for kind in (*DORA_TYPES, *EXTRACTED_TYPES, *NETWORK_TYPES)
         if any(signature <= found for signature in kind.signatures)
     ]
     fitting = (kind for kind in kinds if misfit(kind, shapes, None) is None)

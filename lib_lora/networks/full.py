@@ -2,10 +2,15 @@
 
 `diff` and `diff_b` are LyCORIS' full matrices and ComfyUI's differences, `set_weight` is ComfyUI's, which replaces the weight at any
 strength. Here the strength is linear in the finished delta, so that 0 leaves W, 1 sets it and between lies the mixture.
-All have the layer's own shapes, those of a normalisation layer included.
+All have the layer's own shapes, those of a normalisation layer included. ComfyUI's extraction writes `diff_b` beside the factors of
+a LoRA too: `with_bias` adds it to another type.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +29,8 @@ from lib_lora.networks.contract import (
 from lib_lora.networks.norm import apply_norm
 
 DIFFERENCE, BIAS, REPLACEMENT = "diff", "diff_b", "set_weight"
+
+Value = TypeVar("Value")
 
 
 def create(
@@ -60,9 +67,11 @@ def _applied(module: nn.Module, x: Tensor, change: Delta) -> Tensor:
     if change.weight.ndim == 1:
         return apply_norm(module, x, change.weight, change.bias)
     result = apply_weight(module, x, change.weight)
-    if change.bias is None:
-        return result
-    return result + (change.bias[:, None, None] if change.weight.ndim == 4 else change.bias)
+    return result if change.bias is None else result + _along_channels(module, change.bias)
+
+
+def _along_channels(module: nn.Module, bias: Tensor) -> Tensor:
+    return bias[:, None, None] if isinstance(module, nn.Conv2d) else bias
 
 
 def extract(difference: Tensor, wanted: int) -> dict[str, Tensor]:
@@ -105,3 +114,46 @@ SET_WEIGHT = NetworkType(
     misfit=misfit,
     output=set_output,
 )
+
+
+def with_bias(kind: NetworkType) -> NetworkType:
+    """Return the type whose files hold a difference of the bias besides the tensors of `kind`; it is not trained."""
+
+    def delta(tensors: Tensors, base: Tensor, shape: LayerShape) -> Delta:
+        return Delta(kind.delta(_plain(tensors), base, shape).weight, tensors[BIAS])
+
+    def prepare(tensors: Tensors, base: Tensor, shape: LayerShape) -> dict[str, Tensor]:
+        plain = _plain(tensors)
+        prepared = kind.prepare(plain, base, shape) if kind.prepare else plain
+        return {**prepared, BIAS: tensors[BIAS]}
+
+    def output(tensors: Tensors, x: Tensor, module: nn.Module, y: Tensor) -> Tensor:
+        if kind.output is None:
+            raise ValueError(f"{kind.label} has no output")
+        inner = kind.output(_plain(tensors), x, module, y)
+        return inner + _along_channels(module, tensors[BIAS])
+
+    def misfit(shapes: Shapes, layer: Shape | None) -> str | None:
+        if len(shapes[BIAS]) != 1 or (layer is not None and shapes[BIAS] != layer[:1]):
+            return f"{BIAS} has the shape {shapes[BIAS]}, the layer {layer}"
+        return kind.misfit(_plain(shapes), layer)
+
+    return replace(
+        kind,
+        id=f"{kind.id}-bias",
+        label=f"{kind.label} with a bias",
+        signatures=tuple(signature | {BIAS} for signature in kind.signatures),
+        trainable=frozenset(),
+        delta=delta,
+        misfit=misfit,
+        create=None,
+        output=output if kind.output else None,
+        prepare=prepare,
+        low_rank=None,
+        extract=None,
+        bias=BIAS,
+    )
+
+
+def _plain(parts: Mapping[str, Value]) -> dict[str, Value]:
+    return {suffix: part for suffix, part in parts.items() if suffix != BIAS}

@@ -75,17 +75,19 @@ def factors(tensors: Tensors, shape: LayerShape) -> Factors:
 def create(
     shape: LayerShape, options: CreateOptions, generator: torch.Generator
 ) -> dict[str, Tensor]:
-    """Return a fresh network whose delta is exactly 0: a2 and b2 Kaiming-uniform with a = sqrt(5), a1 and b1 zero."""
-    out, inputs = shape.weight[:2]
+    """Return a fresh network whose delta is exactly 0: a1 and b1 zero, the others Kaiming-uniform with a = sqrt(5)."""
+    (out, inputs), rank = shape.weight[:2], options.rank
     ones = tuple(1 for _ in shape.kernel)
+    core = options.tucker and math.prod(shape.kernel) > 1
     sizes = {
-        A1: (inputs, options.rank, *ones),
-        A2: (options.rank, inputs, *ones),
-        B1: (out, options.rank, *ones),
-        B2: (options.rank, inputs, *shape.kernel),
+        A1: (inputs, rank, *ones),
+        A2: (rank, inputs, *ones),
+        B1: (out, rank, *ones),
+        B2: (rank, inputs, *(ones if core else shape.kernel)),
+        **({MIDDLE: (rank, rank, *shape.kernel)} if core else {}),
     }
     tensors = {suffix: torch.zeros(size) for suffix, size in sizes.items()}
-    for suffix in (A2, B2):
+    for suffix in sorted(sizes.keys() - {A1, B1}):
         bound = 1.0 / math.sqrt(math.prod(sizes[suffix][1:]))
         tensors[suffix].uniform_(-bound, bound, generator=generator)
     return {
@@ -109,7 +111,7 @@ def output(tensors: Tensors, x: Tensor, module: nn.Module, y: Tensor) -> Tensor:
     hidden = apply_weight(module, x, inner.reshape(-1, *shape.weight[1:]))
     narrow = _mixed(x, right)
     if TURNED in tensors:
-        changed = apply_weight(module, narrow, tensors[TURNED])
+        changed = apply_weight(module, narrow, tensors[TURNED].to(x))
     else:
         changed = apply_weight(module, _mixed(narrow, left), weight.to(x))
     return (_mixed(hidden, outer) + changed) * scale
@@ -144,12 +146,15 @@ def _claimed(shapes: Shapes, outer: str, inner: str, left: str, right: str) -> S
     if any(len(shapes[suffix]) not in (2, 4) for suffix in (outer, inner, left, right)):
         return None
     (out, rank), (inside, inputs) = shapes[outer][:2], shapes[inner][:2]
-    if not rank or rank != inside or shapes[left][:2] != (inputs, rank):
+    fits = rank > 0 and rank == inside and shapes[left][:2] == (inputs, rank)
+    points = all(math.prod(shapes[suffix][2:]) == 1 for suffix in (outer, left, right))
+    if not fits or not points or shapes[right][:2] != (rank, inputs):
         return None
-    if shapes[right][:2] != (rank, inputs):
-        return None
-    kernel = shapes.get(MIDDLE, shapes[inner])[2:]
-    return (out, inputs, *kernel)
+    if MIDDLE not in shapes:
+        return (out, *shapes[inner][1:])
+    core = shapes[MIDDLE]
+    fits = len(core) == 4 and core[:2] == (rank, rank) and math.prod(shapes[inner][2:]) == 1
+    return (out, inputs, *core[2:]) if fits else None
 
 
 GLORA = NetworkType(
@@ -158,7 +163,7 @@ GLORA = NetworkType(
     signatures=(frozenset({A1, A2, B1, B2}),),
     optional=frozenset({ALPHA, MIDDLE}),
     kinds=frozenset({"linear", "conv"}),
-    trainable=frozenset({A1, A2, B1, B2}),
+    trainable=frozenset({A1, A2, B1, B2, MIDDLE}),
     delta=delta,
     misfit=misfit,
     rank=rank,

@@ -15,6 +15,7 @@ from lib_lora.networks.contract import (
     shapes_of,
 )
 from tests.networks.variants import (
+    BASED,
     DORA,
     PLAIN,
     TUCKER,
@@ -67,8 +68,9 @@ def test_its_own_shapes_fit(variant, layer):
     module = a_module(layer)
     kind, tensors = fresh(variant, module)
     assert misfit(kind, shapes_of(tensors), tuple(module.weight.shape)) is None
-    assert misfit(kind, shapes_of(tensors), (21, *module.weight.shape[1:])) is not None
-    assert "does not apply" in misfit(kind, shapes_of(tensors), (12,))
+    assert misfit(kind, shapes_of(tensors), (21, 13, *module.weight.shape[2:])) is not None
+    if "norm" not in kind.kinds:
+        assert "does not apply" in misfit(kind, shapes_of(tensors), (12,))
 
 
 @pytest.mark.parametrize(("dtype", "limit"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
@@ -101,7 +103,8 @@ def test_output_differentiates_as_delta_does(variant, layer):
     found = torch.autograd.grad(through_output, list(leaves.values()))
     expected = torch.autograd.grad(through_delta, list(leaves.values()))
     for suffix, one, two in zip(leaves, found, expected, strict=True):
-        assert float(one.abs().min()) > 0, suffix
+        # Only the diagonals of OFT's blocks, a quarter of the smallest, play no part.
+        assert float((one == 0).double().mean()) <= (0.25 if suffix == "oft_blocks" else 0), suffix
         torch.testing.assert_close(one, two, rtol=1e-9, atol=1e-9, msg=suffix)
 
 
@@ -184,7 +187,7 @@ LARGE = {
 
 
 @pytest.mark.parametrize("layer", LARGE)
-@pytest.mark.parametrize("variant", PLAIN | DORA)
+@pytest.mark.parametrize("variant", PLAIN | DORA | BASED)
 def test_a_live_step_creates_no_tensor_of_the_weights_size(variant, layer):
     torch.manual_seed(0)
     module, size = LARGE[layer]()

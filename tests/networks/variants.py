@@ -5,11 +5,16 @@ from dataclasses import replace
 import torch
 from torch import nn
 
+from lib_lora.networks.boft import BOFT
 from lib_lora.networks.contract import CreateOptions, LayerShape
 from lib_lora.networks.dora import with_dora
+from lib_lora.networks.full import FULL
+from lib_lora.networks.glora import GLORA
+from lib_lora.networks.ia3 import IA3
 from lib_lora.networks.loha import LOHA
 from lib_lora.networks.lokr import LOKR
 from lib_lora.networks.lora import LORA
+from lib_lora.networks.oft import OFT
 
 MODULES = {
     "linear": lambda: nn.Linear(12, 20),
@@ -44,7 +49,21 @@ DORA = {
     "dora-lokr": (with_dora(LOKR), replace(OPTIONS, rank=1)),
     "dora-lokr-columns": (with_dora(LOKR), COLUMNS),
 }
-VARIANTS = PLAIN | TUCKER | DORA
+# The delta of these depends on the weight.
+BASED = {
+    "ia3": (IA3, OPTIONS),
+    "ia3-columns": (IA3, OPTIONS),
+    "oft": (OFT, OPTIONS),
+    "oft-bounded": (OFT, OPTIONS),
+    "oft-rescaled": (OFT, OPTIONS),
+    "boft": (BOFT, OPTIONS),
+    "boft-bounded": (BOFT, OPTIONS),
+    "boft-rescaled": (BOFT, OPTIONS),
+    "glora": (GLORA, OPTIONS),
+    "glora-old": (GLORA, OPTIONS),
+}
+TUCKER["glora-tucker"] = (GLORA, replace(OPTIONS, tucker=True))
+VARIANTS = PLAIN | TUCKER | DORA | BASED | {"full": (FULL, OPTIONS)}
 
 
 def cases(variants):
@@ -71,11 +90,28 @@ def fresh(variant, module):
     kind, options = VARIANTS[variant]
     options = replace(options, base=module.weight)
     tensors = kind.create(shape_of(module), options, torch.Generator().manual_seed(1))
+    return kind, in_form(variant, tensors, module.weight)
+
+
+def in_form(variant, tensors, weight):
+    """Return fresh tensors in a form that files hold and `create` does not make."""
+    ones = [1] * (weight.ndim - 2)
     if variant == "lokr-factors":
         rows, columns = tensors.pop("lokr_w1").shape
         tensors["lokr_w1_a"] = torch.zeros(rows, 1, dtype=torch.float64)
         tensors["lokr_w1_b"] = torch.zeros(1, columns, dtype=torch.float64)
-    return kind, tensors
+    elif variant == "ia3-columns":
+        size = (1, weight.shape[1], *ones) if ones else weight.shape[1:]
+        return {"weight": torch.zeros(size, dtype=torch.float64), "on_input": torch.tensor(True)}
+    elif variant.endswith("-bounded"):
+        tensors["alpha"] = torch.tensor(0.05)  # times the rows it is less than the norm of a Q
+    elif variant.endswith("-rescaled"):
+        tensors["rescale"] = torch.ones(weight.shape[0], 1, *ones, dtype=torch.float64)
+    elif variant == "glora-old":
+        names = {"a1": "a2", "a2": "a1", "b1": "b2", "b2": "b1"}
+        renamed = {f"{names[s[:2]]}.weight": t for s, t in tensors.items() if s != "alpha"}
+        return {**renamed, "alpha": tensors["alpha"]}
+    return tensors
 
 
 def trained(variant, module):
