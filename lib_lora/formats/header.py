@@ -6,15 +6,20 @@ that maps each tensor to dtype, shape and data offsets, with texts under `__meta
 
 from __future__ import annotations
 
-import json
-from collections import Counter
+import codecs
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO, NamedTuple
 
 from lib_lora.errors import FileFormatError
+from lib_lora.formats.scanner import Scanner
 
 MAX_HEADER_BYTES = 25_000_000
+PIECE_BYTES = 1 << 20
+MAX_TENSORS = 20_000  # the largest states of a training have about 10,000
+MAX_METADATA = 2_000  # kohya's trainer writes about 100
+MAX_ESCAPES = 1_000_000  # characters that are written with a backslash
 MAX_DIMENSIONS = 8
 MAX_ELEMENTS = 2**48
 MAX_SHOWN = 400  # characters of a message that may quote the file
@@ -38,11 +43,13 @@ ITEM_BYTES = {
     "U64": 8,
 }
 FIELDS = frozenset({"dtype", "shape", "data_offsets"})
+METADATA = "__metadata__"
 DAMAGED = "The file is damaged or not what its name says; get it again from where it came from."
+PICKLE_SUFFIXES = frozenset({".ckpt", ".pt", ".pth", ".bin", ".pkl"})
+PICKLE_STARTS = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 
 
-@dataclass(frozen=True, slots=True)
-class TensorEntry:
+class TensorEntry(NamedTuple):
     """Where a tensor lies: the safetensors dtype, its shape, and the file offsets of its first byte and past its last."""
 
     dtype: str
@@ -74,21 +81,20 @@ def read_header(path: Path | str) -> Header:
     """
     path = Path(path)
     text, data_start, file_bytes = _header_text(path)
-    content = _parse(path, text)
-    metadata = _metadata(path, content.pop("__metadata__", {}))
-    entries = {key: _entry(path, key, raw, data_start, file_bytes) for key, raw in content.items()}
+    entries, metadata = _parse(path, text, data_start, file_bytes)
     _check_coverage(path, entries, data_start, file_bytes)
     return Header(entries, metadata, data_start, file_bytes)
 
 
-def _header_text(path: Path) -> tuple[bytes, int, int]:
+def _header_text(path: Path) -> tuple[str, int, int]:
     if not path.is_file():
         raise FileFormatError(f"There is no file {str(path)!r}.")
     file_bytes = path.stat().st_size
     with path.open("rb") as file:
-        first = file.read(8)
+        first = file.read(9)
         _refuse_pickle(path, first)
-        length = int.from_bytes(first, "little")
+        file.seek(8)
+        length = int.from_bytes(first[:8], "little")
         if len(first) < 8 or length > file_bytes - 8:
             raise _bad(path, f"announces a header of {length:,} bytes but has {file_bytes:,} bytes")
         if length > MAX_HEADER_BYTES:
@@ -96,44 +102,67 @@ def _header_text(path: Path) -> tuple[bytes, int, int]:
                 path,
                 f"announces a header of {length:,} bytes; at most {MAX_HEADER_BYTES:,} are accepted",
             )
-        return file.read(length), 8 + length, file_bytes
+        return _decoded(path, file, length), 8 + length, file_bytes
+
+
+def _decoded(path: Path, file: BinaryIO, length: int) -> str:
+    """Read a text piece by piece: its bytes and its characters are never there at once."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    pieces = []
+    for start in range(0, length, PIECE_BYTES):
+        piece = file.read(min(PIECE_BYTES, length - start))
+        try:
+            pieces.append(decoder.decode(piece, final=start + PIECE_BYTES >= length))
+        except UnicodeDecodeError as error:
+            place = 8 + start + len(piece) - len(error.object) + error.start
+            raise _bad(path, f"has a header that is not UTF-8 (byte {place:,})") from None
+    return "".join(pieces)
 
 
 def _refuse_pickle(path: Path, first: bytes) -> None:
-    if first[:4] == b"PK\x03\x04" or (first[:1] == b"\x80" and first[1:2] in b"\x02\x03\x04\x05"):
+    # A header's length may begin as a pickle does, but then a brace comes after it.
+    if (
+        first.startswith(PICKLE_STARTS) and first[8:] != b"{"
+    ) or path.suffix.lower() in PICKLE_SUFFIXES:
         raise FileFormatError(
-            f"{path.name} holds a pickle (.ckpt, .pt), which can run code when it is opened. Only safetensors files are"
-            " accepted; convert it with the WebUI's checkpoint merger or get the safetensors version."
+            f"{path.name} is a pickle (.ckpt, .pt, .bin), which can run code when it is opened. Only safetensors files are"
+            " accepted: get that version of it, or convert a checkpoint that you trust in the WebUI's Checkpoint Merger"
+            " (No interpolation, safetensors)."
         )
 
 
-def _parse(path: Path, text: bytes) -> dict[str, object]:
-    if text[:1] != b"{":
+def _parse(
+    path: Path, text: str, data_start: int, file_bytes: int
+) -> tuple[dict[str, TensorEntry], dict[str, str]]:
+    scanner, name = Scanner(text), ""
+    entries: dict[str, TensorEntry] = {}
+    metadata: dict[str, str] = {}
+    if text[:1] != "{":
         raise _bad(path, "has a header that is not a JSON object")
     try:
-        content = json.loads(text.decode("utf-8"), object_pairs_hook=_unique)
-    except UnicodeDecodeError as error:
-        raise _bad(path, f"has a header that is not UTF-8 (byte {error.start})") from None
+        if text.count('"data_offsets"') > MAX_TENSORS or text.count("\\") > MAX_ESCAPES:
+            raise ValueError(f"more than {MAX_TENSORS:,} tensors or {MAX_ESCAPES:,} escapes")
+        for name in scanner.members(MAX_TENSORS + 1):
+            if name == METADATA:
+                metadata = _metadata(path, scanner)
+            else:
+                entries[name] = _entry(path, name, scanner.description(), data_start, file_bytes)
+        if not scanner.next_is(""):
+            raise ValueError(f"more than one object, from character {scanner.at:,}")
     except (ValueError, RecursionError) as error:
-        raise _bad(path, f"has a header that cannot be read ({error})") from None
-    return content
+        raise _bad(path, f"has a header that cannot be read, after {name!r}: {error}") from None
+    return entries, metadata
 
 
-def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    content = dict(pairs)
-    if len(content) < len(pairs):
-        twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
-        raise ValueError(f"{twice!r} is there twice")
-    return content
-
-
-def _metadata(path: Path, raw: object) -> dict[str, str]:
-    if not isinstance(raw, dict):
+def _metadata(path: Path, scanner: Scanner) -> dict[str, str]:
+    metadata = {}
+    if not scanner.next_is("{"):
         raise _bad(path, "has metadata that is not a JSON object")
-    for key, value in raw.items():
-        if not isinstance(value, str):
-            raise _bad(path, f"has metadata {key!r} that is not a text")
-    return raw
+    for name in scanner.members(MAX_METADATA):
+        if not scanner.next_is('"'):
+            raise _bad(path, f"has metadata {name!r} that is not a text")
+        metadata[name] = scanner.string()
+    return metadata
 
 
 def _entry(path: Path, key: str, raw: object, data_start: int, file_bytes: int) -> TensorEntry:
