@@ -10,7 +10,7 @@ import json
 import math
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -38,6 +38,21 @@ _NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 _LAYOUT = {name: place for place, name in enumerate(reversed(ITEM_BYTES))}
 
 
+# The bits of a number without its sign, read as an integer, reach the second value when it is infinite or not a number: its exponent
+# is all ones (IEEE 754; Micikevicius et al., 2022, "FP8 Formats for Deep Learning", for 8 bits: E4M3 has one NaN and no infinity).
+_NOT_FINITE = {
+    torch.float8_e4m3fn: (torch.int8, 0x7F),
+    torch.float8_e5m2: (torch.int8, 0x7C),
+    torch.float16: (torch.int16, 0x7C00),
+    torch.bfloat16: (torch.int16, 0x7F80),
+    torch.float32: (torch.int32, 0x7F80_0000),
+    torch.float64: (torch.int64, 0x7FF0_0000_0000_0000),
+}
+RUN_BYTES = (
+    1 << 20
+)  # what is read at once is still in the processor's cache when it is looked through
+
+
 class TensorReader:
     """An open safetensors file; a context manager."""
 
@@ -46,19 +61,73 @@ class TensorReader:
         self.header: Header = read_header(self.path)
 
     def read(self, key: str) -> Tensor:
-        """Read one tensor, in the file's own dtype and on the CPU; raises KeyError for a key that the header lacks."""
-        entry = self.header.tensors[key]
-        if entry.dtype not in TORCH_DTYPES:
+        """Read one tensor to compute with, in the file's own dtype and on the CPU.
+
+        Raises KeyError for a key that the header lacks, FileFormatError for a tensor with a NaN or an infinity.
+        """
+        return self.read_many((key,))[key]
+
+    def read_many(self, keys: Iterable[str]) -> dict[str, Tensor]:
+        """Read tensors as `read` does, neighbours at once: those may share their memory."""
+        tensors: dict[str, Tensor] = {}
+        for run in self._runs(keys):
+            flat = self._read_run(run)
+            pieces = self._cut(run, flat)
+            if not is_finite(flat):
+                raise self._not_finite(pieces)
+            tensors |= pieces
+        return tensors
+
+    def read_to_copy(self, key: str) -> Tensor:
+        """Read one tensor as `read` does, but with whatever numbers it holds: nothing will be computed with it."""
+        return self._cut([key], self._read_run([key]))[key]
+
+    def _runs(self, keys: Iterable[str]) -> Iterator[list[str]]:
+        """Group keys whose data follow each other in one dtype, up to RUN_BYTES."""
+        entries = self.header.tensors
+        run: list[str] = []
+        for key in sorted(set(keys), key=lambda key: entries[key][2:]):
+            entry, last = entries[key], entries[run[-1]] if run else None
+            if last is not None and not (
+                entry.start == last.stop
+                and entry.dtype == last.dtype
+                and entry.stop - entries[run[0]].start <= RUN_BYTES
+            ):
+                yield run
+                run = []
+            run.append(key)
+        if run:
+            yield run
+
+    def _read_run(self, run: Sequence[str]) -> Tensor:
+        """Return the numbers of neighbouring tensors, flat."""
+        first, last = self.header.tensors[run[0]], self.header.tensors[run[-1]]
+        if first.dtype not in TORCH_DTYPES:
             raise FileFormatError(
-                f"{self.path.name} holds {key!r} as {entry.dtype}, which PyTorch cannot compute with."
+                f"{self.path.name} holds {run[0]!r} as {first.dtype}, which PyTorch cannot compute with."
             )
-        data = torch.empty(entry.stop - entry.start, dtype=torch.uint8)
-        self._file.seek(entry.start)
+        data = torch.empty(last.stop - first.start, dtype=torch.uint8)
+        self._file.seek(first.start)
         if self._file.readinto(data.numpy().data) != len(data):
             raise FileFormatError(
-                f"{self.path.name} ended while {key!r} was read: it was changed by another program."
+                f"{self.path.name} ended while {run[0]!r} was read: it was changed by another program."
             )
-        return data.view(TORCH_DTYPES[entry.dtype]).reshape(entry.shape)
+        return data.view(TORCH_DTYPES[first.dtype])
+
+    def _cut(self, run: Sequence[str], flat: Tensor) -> dict[str, Tensor]:
+        shapes = [self.header.tensors[key].shape for key in run]
+        pieces = flat.split([math.prod(shape) for shape in shapes])
+        return {
+            key: piece.view(shape) for key, piece, shape in zip(run, pieces, shapes, strict=True)
+        }
+
+    def _not_finite(self, tensors: Mapping[str, Tensor]) -> FileFormatError:
+        key = next(key for key, tensor in tensors.items() if not is_finite(tensor.view(-1)))
+        count = int((~tensors[key].double().isfinite()).sum())
+        return FileFormatError(
+            f"{self.path.name}: tensor {key!r} holds {count:,} numbers that are NaN or infinite, of {tensors[key].numel():,}."
+            " The file is damaged or its training failed; get it again, or take an earlier save."
+        )
 
     def __enter__(self) -> TensorReader:
         self._file = self.path.open("rb")
@@ -146,6 +215,21 @@ def write_tensors(
 def file_order(dtypes: Mapping[str, torch.dtype]) -> list[str]:
     """Return the keys of tensors in the order in which their data lie in a file of ours."""
     return sorted(dtypes, key=lambda key: (_LAYOUT[_NAMES[dtypes[key]]], key))
+
+
+def is_finite(flat: Tensor) -> bool:
+    """Tell whether a flat tensor holds neither NaN nor infinity; every integer is finite.
+
+    Works on the bits, piece by piece: several times faster than `isfinite`, without memory of the tensor's size, and for 8 bits too.
+    """
+    if flat.dtype not in _NOT_FINITE:
+        return True
+    integer, first_not_finite = _NOT_FINITE[flat.dtype]
+    without_sign = torch.iinfo(integer).max
+    pieces = flat.view(integer).split(RUN_BYTES // integer.itemsize)
+    return all(
+        int((piece & without_sign).max()) < first_not_finite for piece in pieces if len(piece)
+    )
 
 
 def raw_bytes(tensor: Tensor) -> memoryview:
