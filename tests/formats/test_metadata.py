@@ -9,7 +9,14 @@ import torch
 
 from lib_lora.families.sd1 import SD1
 from lib_lora.formats.hashes import autov1, file_sha256
-from lib_lora.formats.metadata import BaseFacts, TrainedFacts, base_facts, trained_metadata
+from lib_lora.formats.metadata import (
+    BaseFacts,
+    Folder,
+    TrainedFacts,
+    base_facts,
+    told_training,
+    trained_metadata,
+)
 from lib_lora.formats.stream import write_tensors
 
 FACTS = TrainedFacts(
@@ -83,3 +90,53 @@ def test_the_base_is_named_by_its_file_and_hashes(tmp_path):
     file = tmp_path / "some-base.safetensors"
     write_tensors(file, {"w": torch.zeros(4)}, {})
     assert base_facts(file) == BaseFacts("some-base.safetensors", file_sha256(file), autov1(file))
+
+
+def test_what_kohya_tells_of_a_folder_of_pictures():
+    told = told_training(
+        {
+            "ss_dataset_dirs": '{"10_sks cat": {"n_repeats": 10, "img_count": 24}}',
+            "ss_tag_frequency": '{"10_sks cat": {" sitting": 3, "sks cat": 24}, "1_b": {"sitting": 4}}',
+        }
+    )
+    assert told.folders == (Folder("10_sks cat", repeats=10, images=24),)
+    assert told.trigger == ("sks cat",)
+    assert told.tags == (("sks cat", 24), ("sitting", 7))
+    assert told.unreadable == ()
+
+
+def test_what_kohya_tells_of_a_configured_dataset():
+    subset = {"image_dir": "cats", "num_repeats": 2, "img_count": 5, "class_tokens": "sks cat"}
+    dataset = {"subsets": [subset], "tag_frequency": {"cats": {"sitting": 3}}}
+    told = told_training({"ss_datasets": json.dumps([dataset])})
+    assert told.folders == (Folder("cats", repeats=2, images=5),)
+    assert (told.trigger, told.tags) == (("sks cat",), (("sitting", 3),))
+
+
+def test_a_stored_trigger_phrase_comes_before_the_words_of_folders():
+    told = told_training({"modelspec.trigger_phrase": "loomcat", "ss_dataset_dirs": '{"1_x": {}}'})
+    assert told.trigger == ("loomcat",)
+
+
+def test_what_we_write_is_what_we_read():
+    told = told_training(trained_metadata(SD1, FACTS))
+    assert told.trigger == ("loomcat",)
+    assert told.tags == (("cat", 24), ("sitting", 3))
+
+
+@pytest.mark.parametrize("value", ["", "{", "[" * 100_000, "9" * 10_000, "None"])
+def test_metadata_that_cannot_be_read_are_named(value):
+    told = told_training({"ss_tag_frequency": value})
+    assert (told.tags, told.unreadable) in (((), ("ss_tag_frequency",)), ((), ()))
+    if not value.isdigit():  # whether so long a number is read depends on Python's version
+        assert told.unreadable == ("ss_tag_frequency",)
+
+
+@pytest.mark.parametrize(
+    "value", ["[]", "7", '"x"', '{"a": 1}', '{"a": {"b": "c"}}', '[{"subsets": 1}]']
+)
+def test_metadata_of_another_form_tell_nothing(value):
+    for key in ("ss_dataset_dirs", "ss_datasets", "ss_tag_frequency"):
+        told = told_training({key: value})
+        assert told.trigger == ()
+        assert all(count == 0 for _, count in told.tags)
