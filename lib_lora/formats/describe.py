@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,12 +16,14 @@ from lib_lora.families.detect import (
 )
 from lib_lora.families.table import Family, Layer, Placement
 from lib_lora.formats import adapter_metadata
+from lib_lora.formats.block_norms import block_norms
 from lib_lora.formats.dialects import Alias, alias_table
 from lib_lora.formats.hashes import file_hashes
 from lib_lora.formats.header import Header
 from lib_lora.formats.network_file import Matched, Unmatched, match_tensors, settle
 from lib_lora.formats.stream import TensorReader
 from lib_lora.networks.contract import ALPHA, NetworkType
+from lib_lora.networks.lora import LORA
 
 ORIGINAL = "original"
 
@@ -30,7 +32,8 @@ ORIGINAL = "original"
 class FileReport:
     """What `inspect` tells, under its JSON keys.
 
-    dialect: "original" for a checkpoint; components: layers by component; ranks, alphas: how many layers have each value.
+    dialect: "original" for a checkpoint; components: layers by component; ranks, alphas: how many layers have each value;
+    block_norms: what the LoRA layers of each block add at strength 1, told to a person only.
     """
 
     family: str | None
@@ -44,10 +47,11 @@ class FileReport:
     problems: tuple[str, ...] = ()
     hashes: dict[str, str]
     metadata: dict[str, str]
+    block_norms: dict[str, float] = field(default_factory=dict)
 
 
 def describe(path: Path | str) -> FileReport:
-    """Read a file's header, its alphas and its hashes; raises FileFormatError for what is neither a network nor a checkpoint."""
+    """Read a network, or a checkpoint's header, and the hashes; raises FileFormatError for what is neither a network nor a checkpoint."""
     path = Path(path)
     with TensorReader(path) as reader:
         shapes = reader.header.shapes
@@ -85,6 +89,8 @@ def _network(path: Path, reader: TensorReader, family: Family, matched: Matched)
     header = reader.header
     kinds = settle(matched, header, None)
     ranks = _ranks(header, matched, kinds)
+    alphas = _alphas(reader, family, matched, ranks)
+    norms, damage = _block_norms(reader, family, matched, kinds, ranks, alphas)
     hashes = file_hashes(path)
     return FileReport(
         family=family.id,
@@ -93,11 +99,12 @@ def _network(path: Path, reader: TensorReader, family: Family, matched: Matched)
         layers=len(kinds),
         components=dict(Counter(id.partition(".")[0] for id in kinds)),
         ranks=_count(ranks.values()),
-        alphas=_count(_alphas(reader, family, matched, ranks)),
+        alphas=_count(alphas.values()),
         unmatched=tuple(matched.unmatched),
-        problems=_network_problems(header, family, matched.unmatched, hashes),
+        problems=(*_network_problems(header, family, matched.unmatched, hashes), *damage),
         hashes=hashes,
         metadata=header.metadata,
+        block_norms=norms,
     )
 
 
@@ -111,19 +118,43 @@ def _ranks(header: Header, matched: Matched, kinds: Mapping[str, NetworkType]) -
 
 def _alphas(
     reader: TensorReader, family: Family, matched: Matched, ranks: Mapping[str, int]
-) -> Iterator[float]:
-    """Return the alpha of every layer: its tensor, else what the metadata tell, else its rank."""
+) -> dict[str, float]:
+    """Return the alpha of every layer with a rank: its tensor, else what the metadata tell, else its rank."""
     fields = adapter_metadata.read_fields(reader.header.metadata)
     prefixes = {component.name: component.diffusers for component in family.components}
+    alphas: dict[str, float] = {}
     for layer_id, rank in ranks.items():
         keys = matched.layers[layer_id]
         component, _, path = layer_id.partition(".")
         if ALPHA in keys:
-            yield float(reader.read(keys[ALPHA]))
+            alphas[layer_id] = float(reader.read_to_copy(keys[ALPHA]))
         elif fields is not None:
-            yield adapter_metadata.alpha_of(fields, prefixes[component], path, rank)
+            alphas[layer_id] = adapter_metadata.alpha_of(fields, prefixes[component], path, rank)
         else:
-            yield float(rank)
+            alphas[layer_id] = float(rank)
+    return alphas
+
+
+def _block_norms(
+    reader: TensorReader,
+    family: Family,
+    matched: Matched,
+    kinds: Mapping[str, NetworkType],
+    ranks: Mapping[str, int],
+    alphas: Mapping[str, float],
+) -> tuple[dict[str, float], tuple[str, ...]]:
+    """Read every tensor that is applied; return the norms, or none and the sentence on what is damaged."""
+    used = [key for id in kinds for key in matched.layers[id].values()]
+    try:
+        tensors = reader.read_many(used)
+    except FileFormatError as damage:
+        return {}, (str(damage),)
+    layers = {
+        id: {suffix: tensors[key] for suffix, key in matched.layers[id].items() if suffix != ALPHA}
+        for id, kind in kinds.items()
+        if kind is LORA
+    }
+    return block_norms(family, layers, {id: alphas[id] / ranks[id] for id in layers}), ()
 
 
 def _count(values: Iterable[float]) -> dict[str, int]:

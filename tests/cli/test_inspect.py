@@ -1,5 +1,6 @@
 """`inspect` through the command line: one JSON object, or lines for a person."""
 
+import hashlib
 import json
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 from lib_lora.cli.main import main
 from lib_lora.families.sd1 import SD1
 from lib_lora.formats.network_file import write_network
+from lib_lora.formats.stream import write_tensors
 from lib_lora.networks.lora import ALPHA, DOWN, UP
 from tests.golden_data import golden, shapes_of
 from tests.tiny import tiny_checkpoint
@@ -25,7 +27,13 @@ def lora(tmp_path):
     layers = SD1.layers(shapes_of(golden("sd15")["original"]))
     tensors = {DOWN: torch.ones(4, 6), UP: torch.ones(5, 4), ALPHA: torch.tensor(2.0)}
     file = tmp_path / "style.safetensors"
-    told = {"ss_output_name": "style", "modelspec.trigger_phrase": "loomcat"}
+    told = {
+        "ss_output_name": "style",
+        "ss_num_train_images": "24",
+        "ss_learning_rate": "None",
+        "ss_dataset_dirs": '{"10_sks cat": {"n_repeats": 10, "img_count": 24}}',
+        "ss_tag_frequency": '{"10_sks cat": {"sitting": 3, "sks cat": 24}}',
+    }
     write_network(file, {"unet.conv_in": tensors}, layers, SD1.components, metadata=told)
     return file
 
@@ -40,12 +48,63 @@ def test_json_has_the_stable_keys_and_nothing_else_is_printed(lora, capsys):
     assert (report["family"], report["ranks"], report["alphas"]) == ("sd1", {"4": 1}, {"2": 1})
 
 
+def test_the_hashes_are_those_of_the_public_descriptions(lora, capsys):
+    assert main(["inspect", str(lora), "--json"]) == 0
+    content = lora.read_bytes()
+    of_data = hashlib.sha256(content[8 + int.from_bytes(content[:8], "little") :]).hexdigest()
+    assert json.loads(capsys.readouterr().out)["hashes"] == {
+        "sshs_model_hash": of_data,
+        "autov1": hashlib.sha256(content[0x100000:0x110000]).hexdigest()[:8],
+        "autov2": hashlib.sha256(content).hexdigest()[:10],
+        "autov3": of_data[:12],
+        "modelspec": f"0x{of_data}",
+    }
+
+
+def told(capsys):
+    """Return the lines that were printed, by label, and the lines as they are."""
+    lines = capsys.readouterr().out.splitlines()
+    return {line[:19].strip(): line[19:] for line in lines if line.startswith("  ")}, lines
+
+
 def test_a_person_reads_what_they_want_to_know(lora, capsys):
     assert main(["inspect", str(lora)]) == 0
-    lines = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines() if line]
-    assert lines[0][0] == "style.safetensors:"
-    told = dict(lines[1:])
-    assert (told["trigger"], told["rank"], told["alpha"]) == ("loomcat", "4", "2")
+    labels, lines = told(capsys)
+    assert lines[0] == "style.safetensors: a network"
+    assert (labels["family"], labels["names"], labels["type"]) == ("sd1", "kohya", "lora")
+    assert (labels["rank"], labels["alpha"], labels["layers"]) == ("4", "2", "1 (unet 1)")
+    assert (labels["name"], labels["pictures"], labels["trigger"]) == ("style", "24", "sks cat")
+    assert "learning rate" not in labels
+    assert labels["folder"] == "10_sks cat: 24 pictures, 10 times"
+    assert [line.split(maxsplit=2)[1:] for line in lines if line.startswith("  tag ")] == [
+        ["24", "sks cat"],
+        ["3", "sitting"],
+    ]
+    # 5 x 6 elements of 4 ones times ones, times alpha / rank: sqrt(30 * (4 * 2 / 4) ** 2)
+    assert labels["unet IN00"].split() == ["11", "#" * 30]
+    assert lines[-2:] == ["Problems", "  none"]
+
+
+def test_a_text_from_the_file_cannot_steer_the_terminal(tmp_path, capsys):
+    file = tmp_path / "evil.safetensors"
+    parts = {DOWN: torch.ones(4, 6), UP: torch.ones(5, 4)}
+    tensors = {f"lora_unet_conv_in.{suffix}": part for suffix, part in parts.items()}
+    tensors |= {"lora_unet_\x1b[2Jnowhere.alpha": torch.tensor(1.0)}
+    metadata = {
+        "ss_output_name": "\x1b]0;owned\x07 " + "x" * 5000,
+        "ss_tag_frequency": json.dumps({"a": {"\x9b31m": 1}}),
+        "ss_datasets": "{",
+    }
+    write_tensors(file, tensors, metadata)
+    assert main(["inspect", str(file)]) == 0
+    _, lines = told(capsys)
+    assert all(line.isprintable() and len(line) < 300 for line in lines)
+    assert any(line.startswith("  lora_unet_?[2Jnowhere.alpha: ") for line in lines)
+    assert lines[-3:] == [
+        "Problems",
+        "  1 of 3 tensors are not applied.",
+        "  The metadata 'ss_datasets' cannot be read.",
+    ]
 
 
 def test_a_checkpoint_is_told_with_the_same_keys(tmp_path, capsys):

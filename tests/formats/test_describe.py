@@ -1,5 +1,7 @@
 """What a report tells of a network and of a checkpoint."""
 
+import math
+
 import pytest
 import torch
 
@@ -94,3 +96,46 @@ def test_what_is_neither_is_refused(tmp_path):
     write_tensors(file, {"something.else": torch.zeros(1)}, {})
     with pytest.raises(FileFormatError, match=r"other\.safetensors: This is no checkpoint"):
         describe(file)
+
+
+@pytest.mark.parametrize("dialect", ["kohya", "diffusers"])
+def test_the_norm_of_a_block_is_that_of_its_deltas(tmp_path, dialect):
+    draw = torch.Generator().manual_seed(0)
+
+    def random_pair(alpha, *kernel):
+        down = torch.randn(3, 6, *kernel, generator=draw)
+        up = torch.randn(5, 3, *(1 for _ in kernel), generator=draw)
+        return {DOWN: down, UP: up, ALPHA: torch.tensor(alpha)}
+
+    tensors = {
+        "te1.text_model.encoder.layers.3.mlp.fc1": random_pair(3.0),
+        "unet.down_blocks.0.attentions.0.proj_in": random_pair(6.0),
+        "unet.down_blocks.0.resnets.0.conv1": random_pair(-1.5, 3, 3),
+        "unet.mid_block.attentions.0.proj_in": random_pair(0.0),
+    }
+    file = tmp_path / "style.safetensors"
+    write_network(file, tensors, LAYERS, SD1.components, dialect)
+
+    def square(layer):
+        parts = tensors[layer]
+        delta = parts[UP].flatten(1).double() @ parts[DOWN].flatten(1).double()
+        return float((delta * parts[ALPHA] / 3).pow(2).sum())
+
+    te, first, conv, _ = tensors
+    norms = describe(file).block_norms
+    assert list(norms) == ["unet IN01", "unet M00", "te1 BASE"]
+    assert norms["te1 BASE"] == pytest.approx(math.sqrt(square(te)), rel=1e-5)
+    assert norms["unet IN01"] == pytest.approx(math.sqrt(square(first) + square(conv)), rel=1e-5)
+    assert norms["unet M00"] == 0.0
+
+
+def test_a_tensor_with_nan_is_a_problem_and_the_rest_is_told(network):
+    file = network()
+    content = bytearray(file.read_bytes())
+    content[-4:] = b"\xff\xff\xff\xff"  # the last number of the last tensor, in float32
+    file.write_bytes(content)
+    report = describe(file)
+    assert (report.layers, report.block_norms) == (3, {})
+    (stale, damage) = report.problems
+    assert "sshs_model_hash" in stale
+    assert "'lora_unet_mid_block_attentions_0_proj_in.lora_up.weight' holds 1 numbers" in damage
