@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from lib_lora.errors import LoraError, UsageError
-from lib_lora.families.table import Part
+from lib_lora.families.table import Layer, Part
 from lib_lora.formats.hashes import file_sha256
 from lib_lora.formats.stream import TensorReader, TensorWriter
 from lib_lora.merge.plan import Change, MergePlan
@@ -65,12 +65,11 @@ def bake(plan: MergePlan, out: Path) -> MergeReport:
     metadata = merged_metadata(plan, title=out.stem)
     with TensorReader(plan.base.path) as reader, TensorWriter(out, entries, metadata) as writer:
         for key in entries:
-            dtype = plan.dtypes[key]
+            stored, dtype = reader.read(key), plan.dtypes[key]
             if key in plan.changes:
-                stored = reader.read(key)
-                writer.write(key, _merged(stored, plan.changes[key], dtype, rounding))
+                writer.write(key, _merged(reader, stored, plan.changes[key], dtype, rounding))
             else:
-                writer.write(key, reader.read_to_copy(key).to(dtype))
+                writer.write(key, stored.to(dtype))
     return MergeReport(
         file=out,
         output_bytes=out.stat().st_size,
@@ -119,13 +118,20 @@ def swapped(tensor: Tensor, part: Part) -> Tensor:
 
 
 def _merged(
-    stored: Tensor, changes: Sequence[Change], dtype: torch.dtype, rounding: Rounding
+    reader: TensorReader,
+    stored: Tensor,
+    changes: Sequence[Change],
+    dtype: torch.dtype,
+    rounding: Rounding,
 ) -> Tensor:
     exact = stored.double()
     for change in changes:
-        part = change.layer.weight.part
+        part = change.place.part
         view = layer_view(exact, part)
-        delta = compose(swapped(view, part), change.uses).weight
+        if change.tensor == "weight":
+            delta = compose(swapped(view, part), change.uses).weight
+        else:  # the law asks for the layer's weight here too
+            delta = compose(_weight(reader, change.layer), change.uses).bias
         if delta is not None:
             view += swapped(delta, part)
     result = exact.to(dtype)
@@ -138,6 +144,11 @@ def _merged(
     rounding.moved += int(moved.sum())
     rounding.lost += int((moved & (result.double() == stored.to(dtype).double())).sum())
     return result
+
+
+def _weight(reader: TensorReader, layer: Layer) -> Tensor:
+    key, part = layer.weight.key, layer.weight.part
+    return swapped(layer_view(reader.read(key).double(), part), part)
 
 
 def _rounding_warnings(rounding: Rounding) -> list[str]:

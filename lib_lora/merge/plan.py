@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 
 from lib_lora.errors import FileFormatError, UsageError, did_you_mean
 from lib_lora.families.detect import disagreement
-from lib_lora.families.table import Layer
+from lib_lora.families.table import Layer, Placement
 from lib_lora.formats.checkpoint import Checkpoint, open_checkpoint
 from lib_lora.formats.network_file import NetworkFile, read_network
 from lib_lora.formats.stream import TORCH_DTYPES
@@ -40,10 +41,17 @@ class LoraChoice:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One layer that will differ, and the networks that change it with their strengths, none of them 0."""
+    """One tensor of a layer that will differ, and the networks that change it with their strengths, none of them 0."""
 
     layer: Layer
     uses: tuple[tuple[LayerNetwork, float], ...]
+    tensor: Literal["weight", "bias"] = "weight"
+
+    @property
+    def place(self) -> Placement:
+        """Return where the tensor lies; a bias is changed only where there is one."""
+        bias = self.layer.bias if self.tensor == "bias" else None
+        return bias or self.layer.weight
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +106,7 @@ def plan_merge(
         dtype=dtype,
         dtypes=_output_dtypes(checkpoint, dtype),
         changes=_changes(checkpoint.layers, loras, networks),
-        warnings=(*_doubts(checkpoint, networks), *_warnings(loras, networks)),
+        warnings=(*_doubts(checkpoint, networks), *_warnings(checkpoint.layers, loras, networks)),
     )
 
 
@@ -126,10 +134,18 @@ def _changes(
             for lora, network in zip(loras, networks, strict=True)
             if layer_id in network.layers and (strength := lora.strength_on(layer.component))
         )
-        if uses:
-            key = layer.weight.key
-            changes[key] = (*changes.get(key, ()), Change(layer, uses))
+        on_bias = tuple((network, strength) for network, strength in uses if _has_bias(network))
+        found = [Change(layer, uses)] if uses else []
+        if on_bias and layer.bias is not None:
+            found.append(Change(layer, on_bias, "bias"))
+        for change in found:
+            key = change.place.key
+            changes[key] = (*changes.get(key, ()), change)
     return changes
+
+
+def _has_bias(network: LayerNetwork) -> bool:
+    return network.type.bias in network.tensors
 
 
 def _doubts(base: Checkpoint, networks: Sequence[NetworkFile]) -> list[str]:
@@ -139,7 +155,9 @@ def _doubts(base: Checkpoint, networks: Sequence[NetworkFile]) -> list[str]:
     return [f"{name}: {doubt}" for name, doubt in told if doubt is not None]
 
 
-def _warnings(loras: Sequence[LoraChoice], networks: Sequence[NetworkFile]) -> list[str]:
+def _warnings(
+    layers: Mapping[str, Layer], loras: Sequence[LoraChoice], networks: Sequence[NetworkFile]
+) -> list[str]:
     warnings = []
     for lora, network in zip(loras, networks, strict=True):
         if not lora.strength and not lora.text_encoders:
@@ -149,5 +167,15 @@ def _warnings(loras: Sequence[LoraChoice], networks: Sequence[NetworkFile]) -> l
             warnings.append(
                 f"{len(network.unmatched)} tensors of {lora.file.name} are left out;"
                 f" the first is {first.tensor!r}: {first.reason}."
+            )
+        homeless = [
+            f"{layer_id}.{part.type.bias}"
+            for layer_id, part in network.layers.items()
+            if _has_bias(part) and layers[layer_id].bias is None
+        ]
+        if homeless:
+            warnings.append(
+                f"{lora.file.name} changes the bias of {len(homeless)} layers that have none in this base, which is left out;"
+                f" the first is {homeless[0]!r}."
             )
     return warnings

@@ -14,18 +14,22 @@ from lib_lora.families.sd1 import SD1
 from lib_lora.families.table import Layer, Part, Placement
 from lib_lora.formats.checkpoint import Checkpoint
 from lib_lora.formats.header import read_header
+from lib_lora.formats.network_file import write_network
 from lib_lora.formats.stream import TensorReader, write_tensors
 from lib_lora.merge.bake import bake
 from lib_lora.merge.plan import Change, LoraChoice, MergePlan, plan_merge
 from lib_lora.networks.contract import LayerNetwork
+from lib_lora.networks.full import FULL
 from lib_lora.networks.lora import LORA
 from tests.merge.small import (
     CONV,
     FEED,
+    FIRST,
     LAYERS,
     PROJ,
     QUERY,
     TEXT,
+    W,
     base_tensors,
     lora_tensors,
 )
@@ -218,6 +222,94 @@ def test_the_recipe_is_in_the_metadata(make_base, make_lora, tmp_path):
     models = json.loads(metadata["sd_merge_models"])
     assert set(models) == {recipe["primary_model_hash"], network["sha256"]}
     assert str(tmp_path) not in json.dumps(metadata)
+
+
+TENSORS = ("weight", "bias")
+IN = "unet.conv_in"
+NORM = "unet.down_blocks.0.resnets.0.norm1"
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+def test_biases_and_norms_are_baked_too(make_lora, tmp_path, dtype):
+    draw = torch.Generator().manual_seed(0)
+    norm = {f"{FIRST}0.in_layers.0.{name}": torch.randn(W, generator=draw) for name in TENSORS}
+    base = base_tensors(dtype) | {key: tensor.to(dtype) for key, tensor in norm.items()}
+    write_tensors(tmp_path / "base.safetensors", base, {})
+    layers = SD1.layers({key: tuple(tensor.shape) for key, tensor in base.items()})
+    sizes = {
+        IN: {"diff": (W, 4, 3, 3), "diff_b": (W,)},
+        NORM: {"w_norm": (W,), "b_norm": (W,)},
+    }
+    network = {
+        name: {s: 0.03 * torch.randn(size, generator=draw) for s, size in parts.items()}
+        for name, parts in sizes.items()
+    }
+    write_network(tmp_path / "lora.safetensors", network, layers, SD1.components)
+    choices = [
+        LoraChoice(tmp_path / "lora.safetensors", 0.7),
+        LoraChoice(make_lora(lora_tensors([IN], seed=1), "other")),
+    ]
+    report = bake(plan_merge(tmp_path / "base.safetensors", choices), tmp_path / "out.safetensors")
+    assert report.tensors_touched == 4
+    assert report.warnings == ()
+    found = read(tmp_path / "out.safetensors")
+    for name, suffix, place in (
+        (IN, "diff_b", layers[IN].bias),
+        (NORM, "w_norm", layers[NORM].weight),
+        (NORM, "b_norm", layers[NORM].bias),
+    ):
+        before = base[place.key].double().numpy()
+        delta = 0.7 * network[name][suffix].double().numpy()
+        right, step = rounded(before + delta, dtype)
+        after = found[place.key].double().numpy()
+        assert np.mean(after == right) >= 0.99, suffix
+        assert np.all(np.abs(after - right) <= step), suffix
+        # Controls: the base differs; a strength off by 5 % is told apart.
+        assert np.mean(before == right) < 0.1
+        assert np.mean(rounded(before + 1.05 * delta, dtype)[0] == right) < 0.9
+
+
+def test_a_bias_without_a_place_is_told(make_base, make_lora, tmp_path):
+    lora = make_lora({QUERY: {"diff": torch.ones(W, W), "diff_b": torch.ones(W)}})
+    plan = plan_merge(make_base(torch.float32), [LoraChoice(lora, 0.5)])
+    assert list(plan.changes) == [LAYERS[QUERY].weight.key]
+    (warning,) = plan.warnings
+    assert "lora.safetensors changes the bias of 1 layers that have none" in warning
+    assert f"{QUERY}.diff_b" in warning
+    bake(plan, tmp_path / "out.safetensors")
+    key = LAYERS[QUERY].weight.key
+    changed = read(tmp_path / "out.safetensors")[key] - base_tensors(torch.float32)[key]
+    np.testing.assert_allclose(changed.numpy(), 0.5, atol=1e-6)
+
+
+def test_a_bias_is_changed_where_it_lies(tmp_path):
+    draw = torch.Generator().manual_seed(0)
+    stored = {
+        "k": torch.randn(12, 6, generator=draw, dtype=torch.float64),
+        "b": torch.randn(12, generator=draw, dtype=torch.float64),
+    }
+    base, out = tmp_path / "base.safetensors", tmp_path / "out.safetensors"
+    write_tensors(base, stored, {})
+    part = Part(index=1, of=3)
+    layer = Layer("unet", "x", Placement("k", part), Placement("b", part), (4, 6))
+    tensors = {
+        "diff": torch.randn(4, 6, generator=draw, dtype=torch.float64),
+        "diff_b": torch.randn(4, generator=draw, dtype=torch.float64),
+    }
+    uses = ((LayerNetwork(FULL, tensors), 0.5),)
+    plan = MergePlan(
+        base=Checkpoint(base, read_header(base), SD1, {layer.id: layer}),
+        choices=(),
+        networks=(),
+        dtype="same",
+        dtypes=dict.fromkeys(stored, torch.float64),
+        changes={"k": (Change(layer, uses),), "b": (Change(layer, uses, "bias"),)},
+        warnings=(),
+    )
+    bake(plan, out)
+    for key, suffix in (("k", "diff"), ("b", "diff_b")):
+        right = add_rows(stored[key].numpy(), 0.5 * tensors[suffix].numpy(), 4)
+        np.testing.assert_allclose(read(out)[key].numpy(), right, rtol=1e-14, atol=1e-14)
 
 
 PARTS = {
