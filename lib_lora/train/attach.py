@@ -53,14 +53,23 @@ def trained_components(config: NetworkConfig) -> tuple[str, ...]:
 def selected_layers(
     family: Family, layers: Mapping[str, Layer], config: NetworkConfig
 ) -> dict[str, Layer]:
-    """Return the layers to train: the family's default set, and the resnets' layers when convolutions are asked for."""
+    """Return the layers to train: the family's default set, and the resnets' layers when convolutions are asked for.
+
+    A type that changes nothing but normalisations is put on all of them.
+    """
     endings = family.trained_by_default + (RESNET_ENDINGS if config.conv_rank else ())
     components = trained_components(config)
+    norms = _kind(config).kinds == {"norm"}
     return {
         id_: layer
         for id_, layer in layers.items()
-        if layer.component in components and layer.path.endswith(endings)
+        if layer.component in components
+        and (LayerShape(layer.shape).kind == "norm" if norms else layer.path.endswith(endings))
     }
+
+
+def _kind(config: NetworkConfig) -> NetworkType:
+    return next(kind for kind in NETWORK_TYPES if kind.id == config.type)
 
 
 def attach(
@@ -77,7 +86,7 @@ def attach(
     """
     if not layers:
         raise UnmatchedError("The base model has no layer that this configuration would train.")
-    kind = next(kind for kind in NETWORK_TYPES if kind.id == config.type)
+    kind = _kind(config)
     if kind.create is None:
         raise UsageError(f"{kind.label} cannot be trained.")
     tensors, handles = {}, []

@@ -84,6 +84,30 @@ def test_the_network_stays_in_float32_on_a_smaller_base(unet, tiny):
     assert any(bool(t.grad.abs().sum() > 0) for t in attached.trainable("unet"))
 
 
+def test_norms_are_trained_where_the_type_is_theirs(unet, tiny):
+    before = predicted(unet)
+    attached = attached_to(unet, tiny, type="norm")
+    widths = {
+        f"unet.{name}": module.weight.shape
+        for name, module in tiny.unet.named_modules()
+        if isinstance(module, torch.nn.LayerNorm | torch.nn.GroupNorm)
+    }
+    assert {id_: t["w_norm"].shape for id_, t in attached.tensors.items()} == widths
+    assert torch.equal(predicted(unet), before)
+    draw = torch.Generator().manual_seed(1)
+    for tensor in attached.trainable("unet"):
+        tensor.data += 0.1 * torch.randn(tensor.shape, generator=draw)
+    trained = predicted(unet)
+    attached.detach()
+    for name, module in unet.named_modules():
+        if f"unet.{name}" in widths:
+            module.weight.data += attached.tensors[f"unet.{name}"]["w_norm"].detach()
+            module.bias.data += attached.tensors[f"unet.{name}"]["b_norm"].detach()
+    spread = float(before.max() - before.min())
+    assert float((predicted(unet) - trained).abs().max()) <= 1e-5 * spread
+    assert float((trained - before).abs().max()) > 1e-2 * spread
+
+
 def test_nothing_to_train_is_refused(unet):
     with pytest.raises(UnmatchedError, match="no layer"):
         attach(NetworkConfig(), {}, {}, 0)
