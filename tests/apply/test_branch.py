@@ -12,6 +12,9 @@ from lib_lora.apply.hooks import attach
 from lib_lora.errors import UsageError
 from lib_lora.networks.compose import compose
 from lib_lora.networks.contract import CreateOptions, LayerNetwork, LayerShape
+from lib_lora.networks.dora import with_dora
+from lib_lora.networks.loha import LOHA
+from lib_lora.networks.lokr import LOKR
 from lib_lora.networks.lora import LORA
 from tests.recorder import Recorder
 
@@ -78,6 +81,37 @@ def test_the_branch_equals_the_baked_weight(layer, values):
     assert distance(plain, expected) > 1e-2
     off = [1.05 * value for value in values]
     assert distance(layer(x), baked(layer, uses, off)(x)) > 1e-4
+
+
+def moved(layer, kind, rank):
+    """Return a network of any type with every tensor moved at random from where it starts."""
+    draw = torch.Generator().manual_seed(4)
+    options = CreateOptions(rank, alpha=2.0, dtype=torch.float64, base=layer.weight)
+    tensors = kind.create(LayerShape(tuple(layer.weight.shape)), options, draw)
+    for suffix in sorted(kind.trainable & tensors.keys()):
+        step = torch.randn(tensors[suffix].shape, generator=draw, dtype=torch.float64)
+        tensors[suffix] = tensors[suffix] + 0.2 * step
+    return LayerNetwork(kind, tensors)
+
+
+def test_types_with_and_without_a_low_rank_form_share_a_branch(layer):
+    # rank 3 * 3 of LoHa is a product on every layer, rank 23 * 23 on none
+    uses = [
+        network(layer, 4, 1),
+        moved(layer, LOHA, 3),
+        moved(layer, LOHA, 23),
+        moved(layer, LOKR, 2),
+        moved(layer, with_dora(LORA), 4),
+    ]
+    values = (0.7, -0.5, 0.3, 1.0, 0.6)
+    x = an_input(layer)
+    branched(layer, uses, values)
+    expected = baked(layer, uses, values)(x)
+    assert distance(layer(x), expected) <= 1e-12
+    # The controls: each network counts.
+    for left_out in range(len(uses)):
+        others = [0.0 if index == left_out else value for index, value in enumerate(values)]
+        assert distance(layer(x), baked(layer, uses, others)(x)) > 1e-3
 
 
 def test_nothing_acts_at_strength_zero(layer):
