@@ -65,11 +65,12 @@ def bake(plan: MergePlan, out: Path) -> MergeReport:
     metadata = merged_metadata(plan, title=out.stem)
     with TensorReader(plan.base.path) as reader, TensorWriter(out, entries, metadata) as writer:
         for key in entries:
-            stored, dtype = reader.read(key), plan.dtypes[key]
+            dtype = plan.dtypes[key]
             if key in plan.changes:
+                stored = reader.read(key)
                 writer.write(key, _merged(reader, stored, plan.changes[key], dtype, rounding))
             else:
-                writer.write(key, stored.to(dtype))
+                writer.write(key, reader.read_to_copy(key).to(dtype))
     return MergeReport(
         file=out,
         output_bytes=out.stat().st_size,

@@ -198,7 +198,7 @@ def test_a_full_disk_is_noticed_before_anything_is_written(make_base, make_lora,
     plan = plan_merge(make_base(torch.float16), [LoraChoice(make_lora(lora_tensors([QUERY], 1)))])
     header = plan.base.header
     key, entry = next(iter(header.tensors.items()))
-    huge = {**header.tensors, key: dataclasses.replace(entry, shape=(2**40, 2**10))}
+    huge = {**header.tensors, key: entry._replace(shape=(2**40, 2**10))}
     base = dataclasses.replace(plan.base, header=dataclasses.replace(header, tensors=huge))
     before = sorted(tmp_path.iterdir())
     with pytest.raises(LoraError, match="The output needs"):
