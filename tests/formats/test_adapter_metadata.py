@@ -22,6 +22,10 @@ TO_Q = "mid_block.attentions.0.transformer_blocks.0.attn1.to_q"
         ({"unet.lora_alpha": 6, "unet.alpha_pattern": {f"^{TO_Q}$": 3}}, 3),
         ({"unet.lora_alpha": 6, "unet.alpha_pattern": {"attn1.to_q": 3}}, 3),
         ({"unet.lora_alpha": 6, "unet.alpha_pattern": {"tn1.to_q": 3}}, 6),
+        ({"lora_alpha": 6, "alpha_pattern": {r"mid_block\..*\.to_(q|k)": 3}}, 3),
+        ({"lora_alpha": 6, "alpha_pattern": {r"^mid_block\..*to_[0-9]+$": 3}}, 6),
+        ({"lora_alpha": 6, "alpha_pattern": {r"attentions\.\d+\..*to_q": 3}}, 3),
+        ({"lora_alpha": 6, "alpha_pattern": {r"^attn1\..*to_q": 3}}, 6),
         # rsLoRA's scale is alpha / sqrt(rank): 6 / 2 = 12 / 4
         ({"unet.lora_alpha": 6, "unet.use_rslora": True}, 12),
     ],
@@ -65,3 +69,11 @@ def test_unreadable_metadata_are_refused_since_the_strength_depends_on_them(text
 def test_an_alpha_that_is_no_number_is_refused(fields):
     with pytest.raises(FileFormatError, match=KEY):
         alpha_of(json.loads(json.dumps(fields)), "unet", TO_Q, 4)
+
+
+@pytest.mark.parametrize(
+    "pattern", ["(a+)+$", ".*.*.*.*to_q", "[a-z]*q", "to_(q", "(?P<name>q)", "x" * 500 + ".*"]
+)
+def test_a_pattern_that_is_none_or_could_take_long_is_refused(pattern):
+    with pytest.raises(FileFormatError, match="pattern"):
+        alpha_of({"lora_alpha": 6, "alpha_pattern": {pattern: 3}}, "unet", TO_Q, 4)
