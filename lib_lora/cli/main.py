@@ -30,6 +30,7 @@ COMMANDS = {
     "schedule": "tell the strengths of a prompt's LoRAs at every evaluation",
     "merge": "bake LoRAs into a checkpoint",
     "inspect": "tell what is in a LoRA or a checkpoint",
+    "convert": "write a LoRA in another dialect",
 }
 DONE, FAILED, WRONG_USAGE, STOPPED = 0, 1, 2, 130
 
