@@ -28,7 +28,7 @@ POOL = 16_000
 TEXT_STEPS = 600
 BATCH = 32
 # Cycles of (steps, peak rate of the UNet, share of the steps over which the rate falls to zero at the end).
-CYCLES = ((2950, 1e-3, 0.3), (450, 5e-4, 1.0))
+CYCLES = ((2950, 1e-3, 0.3), (2800, 6e-4, 0.6))
 TEXT_SHARE = 0.2
 WARM_UP = 50
 EMA_DECAY = 0.999

@@ -53,7 +53,7 @@ ROUNDS = (
     Round(1e-3, ((64, 8, 450),), edges=4.0),
 )
 # The latents are settled then; only the decoder goes on learning.
-POLISH = Round(7e-4, ((64, 8, 400),), edges=4.0, encoder=False)
+POLISH = Round(1e-3, ((64, 8, 1200),), edges=4.0, encoder=False)
 
 
 def photograph_parts() -> tuple[list[Image.Image], list[Image.Image]]:

@@ -1,4 +1,4 @@
-"""The embedded base model, measured on the file as it is committed."""
+"""The acceptance of the embedded base model, measured on the file as it is committed."""
 
 import random
 import re
@@ -53,6 +53,14 @@ def rights(answers):
     colours = sum(colour == scene.colour for scene, colour, _ in answers)
     shapes = sum(shape == scene.shape for scene, _, shape in answers)
     return colours, shapes
+
+
+def test_pictures_show_what_the_prompt_asks_for(answers):
+    """The figures that the model was made for; the prompts were drawn before any picture."""
+    colours, shapes = rights(answers)
+    told = f"colour {colours}, shape {shapes} of {PROMPTS}"
+    assert colours >= 0.90 * PROMPTS, told
+    assert shapes >= 0.85 * PROMPTS, told
 
 
 def test_pairs_held_out_of_training_are_reported_apart(answers, record_property, capsys):
