@@ -71,8 +71,9 @@ def _read_piece(
         _refuse_other_family(piece.file, header, components)
         matched = match_tensors(header, alias_table(own, components))
         fields = piece.config or adapter_metadata.read_fields(header.metadata)
-        for layer_id, kind in settle(matched, header, layers).items():
-            stored = {key: reader.read(key) for key in matched.layers[layer_id].values()}
+        kinds = settle(matched, header, layers)
+        stored = reader.read_many(key for id in kinds for key in matched.layers[id].values())
+        for layer_id, kind in kinds.items():
             tensors = layer_tensors(matched, layer_id, stored)
             if fields is not None and DOWN in tensors and ALPHA not in tensors:
                 layer = layers[layer_id]
