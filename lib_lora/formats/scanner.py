@@ -13,13 +13,13 @@ from collections.abc import Iterator
 MAX_NAME = 1000  # characters
 MAX_DESCRIPTION = 1000  # characters of what a header says of one tensor
 
-# The pieces of a JSON object: its start and perhaps its end, a name with its colon, what follows a value.
+# The pieces of a JSON object: nothing in it, the first name with its colon, a further one, the end.
 _SPACE = r"[ \t\n\r]{0,5000}"  # some writers fill a header up to a page of 4096 bytes
-_OPEN = re.compile(rf"{_SPACE}\{{{_SPACE}(\}}?){_SPACE}")
-_NAME = re.compile(
-    rf'{_SPACE}"([^"\\\x00-\x1f]{{0,1000}}(?:\\.[^"\\\x00-\x1f]{{0,1000}}){{0,1000}})"{_SPACE}:{_SPACE}'
-)
-_NEXT = re.compile(rf"{_SPACE}([,}}]){_SPACE}")
+_NAME = rf'{_SPACE}"([^"\\\x00-\x1f]{{0,1000}}(?:\\.[^"\\\x00-\x1f]{{0,1000}}){{0,1000}})"{_SPACE}:{_SPACE}'
+_EMPTY = re.compile(rf"{_SPACE}\{{{_SPACE}\}}{_SPACE}")
+_FIRST = re.compile(rf"{_SPACE}\{{{_NAME}")
+_FURTHER = re.compile(rf"{_SPACE},{_NAME}")
+_END = re.compile(rf"{_SPACE}\}}{_SPACE}")
 _HALF_CHARACTER = re.compile("[\ud800-\udfff]")
 
 
@@ -42,9 +42,9 @@ class Scanner:
     def members(self, most: int) -> Iterator[str]:
         """Go through an object of at most `most` names: yield each when its value comes next, which the caller reads."""
         names: set[str] = set()
-        ended = self._match(_OPEN, "an object")[1] == "}"
-        while not ended:
-            name = self._match(_NAME, "a name")[1]
+        found = None if self._match(_EMPTY) else self._expect(_FIRST, "a name")
+        while found:
+            name = found[1]
             if "\\" in name:
                 name = _DECODER.decode(f'"{name}"')
             if len(names) == most or len(name) > MAX_NAME:
@@ -53,7 +53,9 @@ class Scanner:
                 raise ValueError(f"{name!r} is there twice")
             names.add(_whole(name))
             yield name
-            ended = self._match(_NEXT, "a comma")[1] == "}"
+            found = self._match(_FURTHER)
+            if not found:
+                self._expect(_END, "a name or the end")
 
     def string(self) -> str:
         """Read a value that begins with a quotation mark."""
@@ -70,11 +72,16 @@ class Scanner:
         """Tell whether the value that comes next begins with a character, or the text has ended for ""."""
         return self.text[self.at : self.at + 1] == character
 
-    def _match(self, pattern: re.Pattern[str], what: str) -> re.Match[str]:
+    def _match(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
         found = pattern.match(self.text, self.at)
+        if found:
+            self.at = found.end()
+        return found
+
+    def _expect(self, pattern: re.Pattern[str], what: str) -> re.Match[str]:
+        found = self._match(pattern)
         if found is None:
             raise ValueError(f"{what} is missing at character {self.at:,}")
-        self.at = found.end()
         return found
 
 

@@ -48,9 +48,8 @@ _NOT_FINITE = {
     torch.float32: (torch.int32, 0x7F80_0000),
     torch.float64: (torch.int64, 0x7FF0_0000_0000_0000),
 }
-RUN_BYTES = (
-    1 << 20
-)  # what is read at once is still in the processor's cache when it is looked through
+# What is read at once is still in the processor's cache when it is looked through.
+RUN_BYTES = 1 << 21
 
 
 class TensorReader:
