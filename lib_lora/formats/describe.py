@@ -20,10 +20,11 @@ from lib_lora.formats.block_norms import block_norms
 from lib_lora.formats.dialects import Alias, alias_table
 from lib_lora.formats.hashes import file_hashes
 from lib_lora.formats.header import Header
-from lib_lora.formats.network_file import Matched, Unmatched, match_tensors, settle
+from lib_lora.formats.matching import Matched, Unmatched, layer_tensors, match_tensors, settle
 from lib_lora.formats.stream import TensorReader
+from lib_lora.formats.suffixes import SCALE
 from lib_lora.networks.contract import ALPHA, NetworkType
-from lib_lora.networks.lora import LORA
+from lib_lora.networks.lora import LORA, scale
 
 ORIGINAL = "original"
 
@@ -58,15 +59,17 @@ def describe(path: Path | str) -> FileReport:
         made_for = guess_network_family(shapes)
         if made_for is not None:
             return _foreign_network(path, reader.header, made_for)
+        try:
+            family = detect_family(shapes, reader.header.metadata)
+        except FileFormatError as error:
+            no_checkpoint = f"{path.name}: {error}"
+        else:
+            return _checkpoint(path, reader.header, family)
         for family in network_families(shapes):
             matched = match_tensors(reader.header, _aliases(family))
             if matched.layers:
                 return _network(path, reader, family, matched)
-        try:
-            family = detect_family(shapes, reader.header.metadata)
-        except FileFormatError as error:
-            raise FileFormatError(f"{path.name}: {error}") from None
-        return _checkpoint(path, reader.header, family)
+        raise FileFormatError(no_checkpoint)
 
 
 def _aliases(family: Family) -> dict[str, Alias]:
@@ -109,11 +112,13 @@ def _network(path: Path, reader: TensorReader, family: Family, matched: Matched)
 
 
 def _ranks(header: Header, matched: Matched, kinds: Mapping[str, NetworkType]) -> dict[str, int]:
-    return {
-        id: kind.rank({suffix: header.tensors[key].shape for suffix, key in keys.items()})
-        for id, kind in kinds.items()
-        if kind.rank is not None and (keys := matched.layers[id])
-    }
+    ranks = {}
+    for id, kind in kinds.items():
+        shapes = {suffix: header.tensors[key].shape for suffix, key in matched.layers[id].items()}
+        rank = kind.rank(shapes) if kind.rank is not None else None
+        if rank is not None:
+            ranks[id] = rank
+    return ranks
 
 
 def _alphas(
@@ -128,6 +133,8 @@ def _alphas(
         component, _, path = layer_id.partition(".")
         if ALPHA in keys:
             alphas[layer_id] = float(reader.read_to_copy(keys[ALPHA]))
+        elif SCALE in keys:
+            alphas[layer_id] = float(reader.read_to_copy(keys[SCALE])) * rank
         elif fields is not None:
             alphas[layer_id] = adapter_metadata.alpha_of(fields, prefixes[component], path, rank)
         else:
@@ -149,12 +156,15 @@ def _block_norms(
         tensors = reader.read_many(used)
     except FileFormatError as damage:
         return {}, (str(damage),)
-    layers = {
-        id: {suffix: tensors[key] for suffix, key in matched.layers[id].items() if suffix != ALPHA}
-        for id, kind in kinds.items()
-        if kind is LORA
+    own = {id: layer_tensors(matched, id, tensors) for id, kind in kinds.items() if kind is LORA}
+    scales = {
+        id: scale(parts) if ALPHA in parts else alphas[id] / ranks[id] for id, parts in own.items()
     }
-    return block_norms(family, layers, {id: alphas[id] / ranks[id] for id in layers}), ()
+    layers = {
+        id: {suffix: tensor for suffix, tensor in parts.items() if suffix != ALPHA}
+        for id, parts in own.items()
+    }
+    return block_norms(family, layers, scales), ()
 
 
 def _count(values: Iterable[float]) -> dict[str, int]:
