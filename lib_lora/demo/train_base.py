@@ -2,7 +2,7 @@
 
     python -m lib_lora.demo.train_base --work DIR --out lib_lora/demo/base.safetensors
 
-About two hours on two CPU cores. Every stage keeps its result in the work folder, so an interrupted run continues where it
+About three hours on two CPU cores. Every stage keeps its result in the work folder, so an interrupted run continues where it
 was; the UNet stage saves its state every few minutes.
 """
 
