@@ -22,6 +22,8 @@ from typing import NamedTuple
 
 from lib_lora.families.table import WHOLE, Component, Family, Layer, Part, Placement
 from lib_lora.formats.suffixes import HCP_SEPARATOR, HCP_SUFFIXES, our_suffix
+from lib_lora.networks.contract import ALPHA
+from lib_lora.networks.oft import CONSTRAINT
 
 PEFT_WRAPPER = "base_model.model."
 CLIP_WRAPPER = "text_model."  # in the names of transformers 4, not in those of transformers 5
@@ -29,6 +31,7 @@ FLAT_CLIP_WRAPPER = CLIP_WRAPPER.replace(".", "_")
 DENOISER = "lora_unet"  # kohya's prefix of the denoiser of every family
 TEXT_ENCODER = "lora_te"  # kohya's prefix of a text encoder, with a number where there are several
 LYCORIS = "lycoris_"
+KOHYA_OFT = "oft_"  # what kohya's networks/oft.py writes for "lora_"; its alpha is a bound even when it is 0
 AMBIGUOUS = "ambiguous"
 
 # ComfyUI's prefix of a component, by its prefix in an original checkpoint.
@@ -178,11 +181,12 @@ def locate(key: str, aliases: Mapping[str, Alias]) -> Located:
         return Located(alias, alias.dialect, our_suffix(written))
     if HCP_SEPARATOR in key:
         return _locate_hcp(key, aliases)
-    for prefix, stands_for in ((LYCORIS, ""), ("oft_", "lora_")):
+    for prefix, stands_for in ((LYCORIS, ""), (KOHYA_OFT, "lora_")):
         if name.startswith(prefix):
             alias = aliases.get(stands_for + name.removeprefix(prefix))
             dialect = "lycoris" if not stands_for else alias.dialect if alias else ""
-            return Located(alias, dialect, our_suffix(written))
+            bound = stands_for and written == ALPHA
+            return Located(alias, dialect, CONSTRAINT if bound else our_suffix(written))
     return _locate_dotted(_modern(key.replace(PEFT_WRAPPER, "", 1)), aliases)
 
 

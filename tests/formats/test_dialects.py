@@ -51,7 +51,8 @@ def test_every_name_that_kohyas_trainer_makes_stands_for_the_layer_it_trained(tr
     base = BASES[TRAINED[trained]]
     for name, (component, path) in RECORDED["kohya"][trained].items():
         located = locate(f"{name}.alpha", base.aliases)
-        assert (located.suffix, bool(located.alias)) == (ALPHA, True), name
+        suffix = "constraint" if name.startswith("oft_") else ALPHA
+        assert (located.suffix, bool(located.alias)) == (suffix, True), name
         layers = [base.layers[target.layer] for target in located.alias.targets]
         if component in TEXT_MODELS:
             numbered = name.partition("_text_model")[0].partition("_encoder_block")[0]
@@ -198,6 +199,7 @@ ORIGINAL = "input_blocks.2.1.transformer_blocks.0.attn1.to_q"
         ),
         ("lora_unet_conv_in.dora_scale", "unet.conv_in", "dora_scale", "kohya"),
         (f"oft_unet_{FLAT}.oft_blocks", f"unet.{TO_Q}", "oft_blocks", "kohya"),
+        (f"oft_unet_{FLAT}.alpha", f"unet.{TO_Q}", "constraint", "kohya"),
         (f"lycoris_{FLAT}.lokr_w1", f"unet.{TO_Q}", "lokr_w1", "lycoris"),
         (
             f"lycoris_text_model_{FC1.replace('.', '_')}.lokr_w1",
