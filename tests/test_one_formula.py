@@ -13,7 +13,7 @@ from lib_lora.schedule.clock import Clock
 from lib_lora.schedule.grammar import parse_prompt
 from lib_lora.train.attach import attach, selected_layers
 from lib_lora.train.base_model import live_modules
-from lib_lora.train.config import NetworkConfig
+from lib_lora.train.config import TRAINABLE_TYPES, NetworkConfig
 from tests.tiny import tiny_checkpoint, tiny_components
 
 CONFIG = NetworkConfig(rank=4, alpha=2.0, conv_rank=3, text_encoder=True)
@@ -27,7 +27,6 @@ def base(tmp_path_factory):
     return open_checkpoint(tiny_checkpoint(tmp_path_factory.mktemp("base")))
 
 
-TYPES = ("lora", "loha", "lokr")
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5}
 
 
@@ -84,8 +83,10 @@ def baked(base, dtype, networks, strength):
     modules = fresh_modules(dtype)
     layers = live_modules(modules, base.layers)
     for id_, network in networks.items():
-        weight = layers[id_].weight
-        weight += compose(weight, [(network, strength)]).weight
+        change = compose(layers[id_].weight, [(network, strength)])
+        layers[id_].weight += change.weight
+        if change.bias is not None:
+            layers[id_].bias += change.bias
     return outputs(modules)
 
 
@@ -95,8 +96,11 @@ def distance(a, b):
     )
 
 
-@pytest.mark.parametrize("type_", TYPES)
-@pytest.mark.parametrize("dtype", TOLERANCES, ids=["float64", "float32"])
+CASES = [(type_, torch.float64) for type_ in TRAINABLE_TYPES]
+CASES += [(type_, torch.float32) for type_ in ("lora", "loha", "lokr")]
+
+
+@pytest.mark.parametrize(("type_", "dtype"), CASES)
 def test_training_live_and_baked_agree(base, dtype, type_):
     tolerance = TOLERANCES[dtype]
     modules = fresh_modules(dtype)
