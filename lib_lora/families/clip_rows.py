@@ -7,6 +7,7 @@ transformers 4 with it: whoever looks for a live module accepts both.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 
 from lib_lora.families.table import Part, Row
 
@@ -34,6 +35,7 @@ TRAINED = (
 )
 
 
+@cache
 def clip_rows() -> tuple[Row, ...]:
     """Return the rows of a CLIP text encoder of up to `MAX_LAYERS` layers; its keys equal its paths."""
     paths = (
@@ -46,6 +48,7 @@ def clip_rows() -> tuple[Row, ...]:
     return tuple(Row(path, f"{path}.weight", f"{path}.bias", BLOCK) for path in paths)
 
 
+@cache
 def openclip_rows(layers: int = MAX_LAYERS, projection: bool = True) -> tuple[Row, ...]:
     """Return the rows of an OpenCLIP text encoder: q, k and v are one tensor, the projection is transposed.
 

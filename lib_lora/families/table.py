@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 Shapes = Mapping[str, tuple[int, ...]]
 """Checkpoint key -> shape, as a header tells it."""
@@ -79,8 +79,7 @@ class Layer:
         return f"{self.component}.{self.path}"
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(NamedTuple):
     """Where one layer would lie: its diffusers path, and the keys of its tensors without the component's checkpoint prefix.
 
     lacking: a key, and the part that holds instead of `part` where the checkpoint lacks this key.

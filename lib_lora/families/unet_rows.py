@@ -6,7 +6,8 @@ the way up; the original counts input and output blocks through, one number per 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from functools import cache
 
 from lib_lora.families.table import Row
 
@@ -33,7 +34,8 @@ TRAINED = (
 )
 
 
-def unet_rows(depths: Sequence[int], mid_depth: int) -> tuple[Row, ...]:
+@cache
+def unet_rows(depths: tuple[int, ...], mid_depth: int) -> tuple[Row, ...]:
     """Return the rows of a UNet.
 
     depths: transformer blocks per attention for each level on the way down, 0 where a level has no attention; mid_depth: the same

@@ -7,6 +7,7 @@ inwards, diffusers in the order of computation; the original's attention is made
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 
 from lib_lora.families.table import WHOLE, Part, Row
 
@@ -23,6 +24,7 @@ ATTENTION = (("to_q", "q"), ("to_k", "k"), ("to_v", "v"), ("to_out.0", "proj_out
 SIDES = (("encoder", "down", RESNETS), ("decoder", "up", RESNETS + 1))
 
 
+@cache
 def vae_rows(levels: int) -> tuple[Row, ...]:
     """Return the rows of an autoencoder with this number of levels."""
     rows: list[Row] = []
