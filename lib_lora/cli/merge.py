@@ -12,7 +12,7 @@ from pathlib import Path
 
 from lib_lora.errors import UsageError
 from lib_lora.merge.bake import MergeReport, bake, check_output
-from lib_lora.merge.plan import ACCEPTED_DTYPES, LoraChoice, MergePlan, plan_merge
+from lib_lora.merge.plan import ACCEPTED_DTYPES, MODES, LoraChoice, MergePlan, plan_merge
 
 EXAMPLE = (
     "example: python3 loom.py merge --base model.safetensors --lora style.safetensors=0.8"
@@ -40,9 +40,10 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     parser.add_argument(
         "--mode",
-        choices=("exact", "live"),
+        choices=MODES,
         default="exact",
-        help="exact: one rounding of the full sum; live: as the WebUI applies LoRA, not supported yet",
+        help="exact: as the networks were trained; live: as AUTOMATIC1111's WebUI v1.10.1 applies them, with what it leaves out or"
+        " computes otherwise, and in the order given (default: exact)",
     )
     parser.add_argument(
         "--dry-run", action="store_true", help="tell what would be done, write nothing"

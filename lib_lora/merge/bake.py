@@ -1,4 +1,4 @@
-"""Baking networks into a base model: W' = W + sum of strength * delta, summed in float64 and rounded once.
+"""Baking networks into a base model: W' = W + sum of strength * delta, summed in float64 and rounded once, in either mode.
 
 The base streams through one tensor at a time; what no network touches is copied byte for byte. The finished file appears at once
 under its name, or not at all.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +19,8 @@ from lib_lora.errors import LoraError, UsageError
 from lib_lora.families.table import Layer, Part
 from lib_lora.formats.hashes import file_sha256
 from lib_lora.formats.stream import TensorReader, TensorWriter
-from lib_lora.merge.plan import Change, MergePlan
+from lib_lora.merge.live import compose_in_turn
+from lib_lora.merge.plan import MergePlan
 from lib_lora.merge.recipe import merged_metadata
 from lib_lora.networks.compose import compose
 
@@ -30,6 +30,7 @@ FORBIDDEN_NAME = re.compile(
 )
 MAX_NAME_BYTES = 200
 VANISHING_SHARE = 0.5
+LAWS = {"exact": compose, "live": compose_in_turn}  # by the mode of a plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,12 +66,10 @@ def bake(plan: MergePlan, out: Path) -> MergeReport:
     metadata = merged_metadata(plan, title=out.stem)
     with TensorReader(plan.base.path) as reader, TensorWriter(out, entries, metadata) as writer:
         for key in entries:
-            dtype = plan.dtypes[key]
             if key in plan.changes:
-                stored = reader.read(key)
-                writer.write(key, _merged(reader, stored, plan.changes[key], dtype, rounding))
+                writer.write(key, _merged(plan, reader, key, rounding))
             else:
-                writer.write(key, reader.read_to_copy(key).to(dtype))
+                writer.write(key, reader.read_to_copy(key).to(plan.dtypes[key]))
     return MergeReport(
         file=out,
         output_bytes=out.stat().st_size,
@@ -118,27 +117,22 @@ def swapped(tensor: Tensor, part: Part) -> Tensor:
     return tensor.roll(tensor.shape[0] // 2, 0) if part.swap_halves else tensor
 
 
-def _merged(
-    reader: TensorReader,
-    stored: Tensor,
-    changes: Sequence[Change],
-    dtype: torch.dtype,
-    rounding: Rounding,
-) -> Tensor:
+def _merged(plan: MergePlan, reader: TensorReader, key: str, rounding: Rounding) -> Tensor:
+    stored, dtype, law = reader.read(key), plan.dtypes[key], LAWS[plan.mode]
     exact = stored.double()
-    for change in changes:
+    for change in plan.changes[key]:
         part = change.place.part
         view = layer_view(exact, part)
         if change.tensor == "weight":
-            delta = compose(swapped(view, part), change.uses).weight
+            delta = law(swapped(view, part), change.uses).weight
         else:  # the law asks for the layer's weight here too
-            delta = compose(_weight(reader, change.layer), change.uses).bias
+            delta = law(_weight(reader, change.layer), change.uses).bias
         if delta is not None:
             view += swapped(delta, part)
     result = exact.to(dtype)
     if not result.float().isfinite().all():
         raise LoraError(
-            f"{changes[0].layer.id} becomes larger than {_name(dtype)} can hold, or no number at all."
+            f"{plan.changes[key][0].layer.id} becomes larger than {_name(dtype)} can hold, or no number at all."
             " Lower the strength, or choose --dtype fp32."
         )
     moved = exact != stored.double()

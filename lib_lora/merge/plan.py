@@ -15,10 +15,12 @@ from lib_lora.families.table import Layer, Placement
 from lib_lora.formats.checkpoint import Checkpoint, open_checkpoint
 from lib_lora.formats.network_file import NetworkFile, read_network
 from lib_lora.formats.stream import TORCH_DTYPES
+from lib_lora.merge.live import as_loaded
 from lib_lora.networks.contract import LayerNetwork
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 ACCEPTED_DTYPES = ("same", *DTYPES)
+MODES = ("exact", "live")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,7 @@ class MergePlan:
     """A merge that `bake` can carry out.
 
     networks: the file of each choice; dtype: as asked; dtypes: the dtype of every tensor of the output; changes: by checkpoint
-    key, several on one key where the base fuses layers; warnings: sentences.
+    key, several on one key where the base fuses layers; warnings: sentences; mode: one of `MODES`.
     """
 
     base: Checkpoint
@@ -69,6 +71,7 @@ class MergePlan:
     dtypes: Mapping[str, torch.dtype]
     changes: Mapping[str, tuple[Change, ...]]
     warnings: tuple[str, ...]
+    mode: str = "exact"
 
     @property
     def output_bytes(self) -> int:
@@ -84,6 +87,7 @@ def plan_merge(
 ) -> MergePlan:
     """Plan the merge of networks into a base model.
 
+    mode: "exact" is the composition law of `networks`, "live" what the WebUI makes of the networks, as `live` tells it.
     dtype: "same" keeps every tensor's; "fp32", "fp16" and "bf16" cast the model's tensors, never the integers and the schedule's
     buffers. Raises UsageError for a dtype or mode that is not accepted, FileFormatError for a file that cannot be read and
     UnmatchedError for a network that has no place in the base.
@@ -92,13 +96,10 @@ def plan_merge(
         raise UsageError(
             f"There is no dtype {dtype!r} for a merge. {did_you_mean(dtype, ACCEPTED_DTYPES)}"
         )
-    if mode != "exact":
-        raise UsageError(
-            f"The merge mode {mode!r} is not supported yet; accepted: exact, which sums in full precision and rounds once."
-        )
+    if mode not in MODES:
+        raise UsageError(f"There is no merge mode {mode!r}. {did_you_mean(mode, MODES)}")
     checkpoint = open_checkpoint(base)
-    components = checkpoint.family.components
-    networks = tuple(read_network(lora.file, checkpoint.layers, components) for lora in loras)
+    networks = tuple(_network(lora.file, checkpoint, mode) for lora in loras)
     return MergePlan(
         base=checkpoint,
         choices=tuple(loras),
@@ -107,7 +108,13 @@ def plan_merge(
         dtypes=_output_dtypes(checkpoint, dtype),
         changes=_changes(checkpoint.layers, loras, networks),
         warnings=(*_doubts(checkpoint, networks), *_warnings(checkpoint.layers, loras, networks)),
+        mode=mode,
     )
+
+
+def _network(file: Path, base: Checkpoint, mode: str) -> NetworkFile:
+    network = read_network(file, base.layers, base.family.components)
+    return as_loaded(file, network, base) if mode == "live" else network
 
 
 def _output_dtypes(base: Checkpoint, asked: str) -> dict[str, torch.dtype]:

@@ -36,7 +36,7 @@ def merged_metadata(plan: MergePlan, title: str) -> dict[str, str]:
             for choice, sha256 in files
         ],
         "save_dtype": plan.dtype,
-        "mode": "exact",
+        "mode": plan.mode,
     }
     models: dict[str, object] = {
         base.sha256: {

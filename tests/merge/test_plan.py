@@ -68,8 +68,8 @@ def test_what_cannot_be_is_refused_in_a_sentence(make_base, make_lora, tmp_path)
     base, lora = make_base(torch.float16), make_lora(lora_tensors([QUERY], seed=1))
     with pytest.raises(UsageError, match=r"'fp61'.*Did you mean 'fp16'"):
         plan_merge(base, [LoraChoice(lora)], dtype="fp61")
-    with pytest.raises(UsageError, match="'live' is not supported yet"):
-        plan_merge(base, [LoraChoice(lora)], mode="live")
+    with pytest.raises(UsageError, match=r"'alive'.*Did you mean 'live'"):
+        plan_merge(base, [LoraChoice(lora)], mode="alive")
     with pytest.raises(FileFormatError, match="no file"):
         plan_merge(tmp_path / "none.safetensors", [LoraChoice(lora)])
     with pytest.raises(UnmatchedError, match="fits this base"):
