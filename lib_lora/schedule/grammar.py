@@ -1,6 +1,7 @@
 """The prompt text of a schedule: `<lora:NAME:A>` tags whose A is a number or keyframes.
 
-    tag       <lora:NAME> | <lora:NAME:A> | <lora:NAME:A:B>, then any of :te=A :unet=A :start=STEP :stop=STEP
+    tag       <lora:NAME> | <lora:NAME:A> | <lora:NAME:A:B>, then any of :te=A :unet=A :start=STEP :stop=STEP, and for the hires
+              pass :hr=A (both components) :hrte=A :hrunet=A
     A         NUMBER, or keyframes separated by `,` `;` or `~`
     keyframe  NUMBER@POSITION, then |EASING if not linear
     POSITION  NUMBER, NUMBER% (of the pass), NUMBERst (0-based step) or sNUMBER (sigma); without a unit they are fractions,
@@ -24,7 +25,7 @@ _OPENING = "<lora:"
 _TAG = re.compile(r"<lora:([^<>]*)>")
 _NUMBER = r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"
 _POSITION = re.compile(rf"(s?)\s*({_NUMBER})\s*(%|st|)")
-_NAMED = ("te", "unet", "start", "stop")
+_NAMED = ("te", "unet", "hr", "hrte", "hrunet", "start", "stop")
 _CURVE = "a number or keyframes such as 0@0,1@0.5"
 
 
@@ -132,8 +133,22 @@ def _use(inside: _Piece, source: str) -> NetworkUse:
     unet = _curve(named["unet"]) if "unet" in named else next(iter(curves[1:]), te)
     window = Window(*(_step(named.get(edge)) for edge in ("start", "stop")))
     return NetworkUse(
-        name=name.text.strip(), curves={"unet": unet, "te": te}, window=window, source=source
+        name=name.text.strip(),
+        curves={"unet": unet, "te": te},
+        hires=_hires(named),
+        window=window,
+        source=source,
     )
+
+
+def _hires(named: dict[str, _Piece]) -> dict[str, Curve]:
+    """Return the curves that the hires pass has for itself."""
+    return {
+        group: _curve(named[word])
+        for group in ("unet", "te")
+        for word in ("hr", f"hr{group}")
+        if word in named
+    }
 
 
 def _named_parts(parts: Iterator[_Piece]) -> dict[str, _Piece]:

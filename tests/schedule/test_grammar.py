@@ -118,8 +118,8 @@ def test_tags_are_lifted_out_and_the_rest_stays_as_it_is():
 @pytest.mark.parametrize(
     ("prompt", "text", "tag", "column", "expected"),
     [
-        ("a <lora:x:hr=0>", "a ", "<lora:x:hr=0>", 11, "te=, unet=, start=, stop="),
-        ("<lora:x:1:lbw=OUTALL>", "", "<lora:x:1:lbw=OUTALL>", 11, "te=, unet=, start=, stop="),
+        ("a <lora:x:hi=0>", "a ", "<lora:x:hi=0>", 11, "te=, unet=, hr="),
+        ("<lora:x:1:lbw=OUTALL>", "", "<lora:x:1:lbw=OUTALL>", 11, "hrunet=, start=, stop="),
         ("<lora:x:1:1:8>", "", "<lora:x:1:1:8>", 13, "no third strength"),
         ("<lora:x:te=1:te=2>", "", "<lora:x:te=1:te=2>", 14, "te= once"),
         ("<lora:x:start=0.x>", "", "<lora:x:start=0.x>", 15, "a step"),
@@ -165,6 +165,24 @@ def test_no_text_makes_it_fail(text):
     assert len(parsed.uses) + len(parsed.errors) == text.count("<lora:")
     with suppress(UsageError):
         parse_curve(text)
+
+
+@pytest.mark.parametrize(
+    ("parts", "te", "unet"),
+    [
+        ("", None, None),
+        (":hr=0", 0.0, 0.0),
+        (":hrte=0.2", 0.2, None),
+        (":hrunet=0.3", None, 0.3),
+        (":hrunet=0.3:hr=0", 0.0, 0.3),
+    ],
+)
+def test_the_hires_pass_has_curves_of_its_own_where_the_tag_says_so(parts, te, unet):
+    (use,) = parse_prompt(f"<lora:x:1@0,0@1{parts}>").uses
+    told = {"te": te, "unet": unet}
+    assert use.hires == {
+        group: Curve.constant(value) for group, value in told.items() if value is not None
+    }
 
 
 @st.composite
