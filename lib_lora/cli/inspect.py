@@ -68,7 +68,7 @@ def _lines(file: Path, report: FileReport) -> Iterator[str]:
     training = told_training(report.metadata)
     kind = "checkpoint" if report.dialect == ORIGINAL else "network"
     yield f"{_printable(file.name)}: a {kind}"
-    yield _line("family", report.family or "unknown")
+    yield _line("family", report.label)
     yield _line("names", report.dialect)
     yield _line("layers", f"{report.layers} ({_counts(report.components)})")
     if report.types:

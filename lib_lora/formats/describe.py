@@ -14,10 +14,10 @@ from lib_lora.families.detect import (
     guess_network_family,
     network_families,
 )
-from lib_lora.families.table import Family, Layer, Placement
+from lib_lora.families.table import Family
 from lib_lora.formats import adapter_metadata
 from lib_lora.formats.block_norms import block_norms
-from lib_lora.formats.dialects import Alias, alias_table
+from lib_lora.formats.dialects import alias_table, layers_of
 from lib_lora.formats.hashes import file_hashes
 from lib_lora.formats.header import Header
 from lib_lora.formats.matching import Matched, Unmatched, layer_tensors, match_tensors, settle
@@ -33,8 +33,8 @@ ORIGINAL = "original"
 class FileReport:
     """What `inspect` tells, under its JSON keys.
 
-    dialect: "original" for a checkpoint; components: layers by component; ranks, alphas: how many layers have each value;
-    block_norms: what the LoRA layers of each block add at strength 1, told to a person only.
+    dialect: "original" for a checkpoint; components: layers by component; ranks, alphas: how many layers have each value. Told to a
+    person only: label, the family's or its variant's; block_norms, what the LoRA layers of each block add at strength 1.
     """
 
     family: str | None
@@ -48,6 +48,7 @@ class FileReport:
     problems: tuple[str, ...] = ()
     hashes: dict[str, str]
     metadata: dict[str, str]
+    label: str = "unknown"
     block_norms: dict[str, float] = field(default_factory=dict)
 
 
@@ -66,26 +67,12 @@ def describe(path: Path | str) -> FileReport:
         else:
             return _checkpoint(path, reader.header, family)
         for family in network_families(shapes):
-            matched = match_tensors(reader.header, _aliases(family))
+            matched = match_tensors(
+                reader.header, alias_table(layers_of(family).values(), family.components)
+            )
             if matched.layers:
                 return _network(path, reader, family, matched)
         raise FileFormatError(no_checkpoint)
-
-
-def _aliases(family: Family) -> dict[str, Alias]:
-    """Return the names of every layer that a base of the family may have; shapes are not known without a base."""
-    layers = (
-        Layer(
-            component.name,
-            row.path,
-            Placement(component.checkpoint + row.weight, row.part),
-            None,
-            (),
-        )
-        for component in family.components
-        for row in component.rows
-    )
-    return alias_table(layers, family.components)
 
 
 def _network(path: Path, reader: TensorReader, family: Family, matched: Matched) -> FileReport:
@@ -107,6 +94,7 @@ def _network(path: Path, reader: TensorReader, family: Family, matched: Matched)
         problems=(*_network_problems(header, family, matched.unmatched, hashes), *damage),
         hashes=hashes,
         metadata=header.metadata,
+        label=family.label,
         block_norms=norms,
     )
 
@@ -217,4 +205,5 @@ def _checkpoint(path: Path, header: Header, family: Family) -> FileReport:
         problems=() if doubt is None else (doubt,),
         hashes=file_hashes(path),
         metadata=header.metadata,
+        label=family.label,
     )

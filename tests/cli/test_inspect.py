@@ -71,7 +71,8 @@ def test_a_person_reads_what_they_want_to_know(lora, capsys):
     assert main(["inspect", str(lora)]) == 0
     labels, lines = told(capsys)
     assert lines[0] == "style.safetensors: a network"
-    assert (labels["family"], labels["names"], labels["type"]) == ("sd1", "kohya", "lora")
+    assert labels["family"] == "Stable Diffusion 1"
+    assert (labels["names"], labels["type"]) == ("kohya", "lora")
     assert (labels["rank"], labels["alpha"], labels["layers"]) == ("4", "2", "1 (unet 1)")
     assert (labels["name"], labels["pictures"], labels["trigger"]) == ("style", "24", "sks cat")
     assert "learning rate" not in labels
@@ -113,6 +114,18 @@ def test_a_checkpoint_is_told_with_the_same_keys(tmp_path, capsys):
     assert report.keys() == KEYS
     assert report["components"].keys() == {"unet", "te1", "vae"}
     assert {left["tensor"] for left in report["unmatched"]} > {"betas", "alphas_cumprod"}
+
+
+def test_a_person_reads_which_variant_of_a_family_a_checkpoint_is(tmp_path, capsys):
+    shapes = {"unet.conv_in": (4, 9, 3, 3), "unet.down_blocks.0.attentions.0.proj_in": (4, 4, 1, 1)}
+    shapes |= {"te1.text_model.embeddings.token_embedding": (8, 4)}
+    layers = SD1.layers(shapes_of(golden("sd15")["original"]))
+    file = tmp_path / "inpainting.safetensors"
+    write_tensors(file, {layers[id_].weight.key: torch.zeros(s) for id_, s in shapes.items()}, {})
+    assert main(["inspect", str(file)]) == 0
+    assert told(capsys)[0]["family"] == "Stable Diffusion 1 inpainting"
+    assert main(["inspect", str(file), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["family"] == "sd1"
 
 
 def test_help_shows_an_example(capsys):
