@@ -31,7 +31,10 @@ FLAT_CLIP_WRAPPER = CLIP_WRAPPER.replace(".", "_")
 DENOISER = "lora_unet"  # kohya's prefix of the denoiser of every family
 TEXT_ENCODER = "lora_te"  # kohya's prefix of a text encoder, with a number where there are several
 LYCORIS = "lycoris_"
-KOHYA_OFT = "oft_"  # what kohya's networks/oft.py writes for "lora_"; its alpha is a bound even when it is 0
+KOHYA = "lora_"
+KOHYA_OFT = (
+    "oft_"  # what kohya's networks/oft.py writes for it; its alpha is a bound even when it is 0
+)
 AMBIGUOUS = "ambiguous"
 
 # ComfyUI's prefix of a component, by its prefix in an original checkpoint.
@@ -81,25 +84,24 @@ def alias_table(layers: Iterable[Layer], components: Iterable[Component]) -> dic
     """Return every name that a file may give to these layers, flattened."""
     known = {component.name: component for component in components}
     prefixes = {name: _prefixes(component) for name, component in known.items()}
+    short_prefixes = {name: _short_prefixes(found) for name, found in prefixes.items()}
     table: dict[str, Alias] = {}
     originals: dict[tuple[str, str], list[Target]] = {}
     for layer in layers:
         component = known.get(layer.component)
         if component is None:
             continue
-        whole = (Target(layer.id, WHOLE),)
-        flat = _flat(layer.path)
-        short = flat.removeprefix(FLAT_CLIP_WRAPPER)
-        for dialect, prefix in prefixes[layer.component]:
-            _add(table, prefix + flat, Alias(whole, dialect))
-            if short != flat and dialect in ("diffusers", "peft"):
-                _add(table, prefix + short, Alias(whole, dialect))
+        whole, flat = Target(layer.id, WHOLE), _flat(layer.path)
+        _add(table, flat, (whole,), prefixes[layer.component])
+        if flat.startswith(FLAT_CLIP_WRAPPER):
+            short = flat.removeprefix(FLAT_CLIP_WRAPPER)
+            _add(table, short, (whole,), short_prefixes[layer.component])
         place = (component.name, _flat(original_path(layer, component)))
-        originals.setdefault(place, []).append(Target(layer.id, _order(layer.weight.part)))
+        part = _order(layer.weight.part)
+        originals.setdefault(place, []).append(whole if part is WHOLE else Target(layer.id, part))
     original_prefixes = {name: _original_prefixes(component) for name, component in known.items()}
     for (name, flat), targets in originals.items():
-        for dialect, prefix in original_prefixes[name]:
-            _add(table, prefix + flat, Alias(tuple(targets), dialect))
+        _add(table, flat, tuple(targets), original_prefixes[name])
     return table
 
 
@@ -142,10 +144,23 @@ def _original_prefixes(component: Component) -> list[tuple[str, str]]:
     return found
 
 
-def _add(table: dict[str, Alias], name: str, alias: Alias) -> None:
-    there = table.setdefault(name, alias)
-    if alias.dialect == "peft" and there.targets != alias.targets:
-        table[name] = Alias((), AMBIGUOUS)
+def _short_prefixes(prefixes: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Return those of the dialects that follow transformers 5, whose names lack CLIP's wrapper."""
+    return [(dialect, prefix) for dialect, prefix in prefixes if dialect in ("diffusers", "peft")]
+
+
+def _add(
+    table: dict[str, Alias],
+    flat: str,
+    targets: tuple[Target, ...],
+    prefixes: Iterable[tuple[str, str]],
+) -> None:
+    """Add what the dialects call a layer, or several; the first to have a name keeps it, but for a name without a prefix."""
+    for dialect, prefix in prefixes:
+        alias = Alias(targets, dialect)
+        there = table.setdefault(prefix + flat, alias)
+        if there is not alias and dialect == "peft" and there.targets != targets:
+            table[prefix + flat] = Alias((), AMBIGUOUS)
 
 
 def _order(part: Part) -> Part:
@@ -181,7 +196,7 @@ def locate(key: str, aliases: Mapping[str, Alias]) -> Located:
         return Located(alias, alias.dialect, our_suffix(written))
     if HCP_SEPARATOR in key:
         return _locate_hcp(key, aliases)
-    for prefix, stands_for in ((LYCORIS, ""), (KOHYA_OFT, "lora_")):
+    for prefix, stands_for in ((LYCORIS, ""), (KOHYA_OFT, KOHYA)):
         if name.startswith(prefix):
             alias = aliases.get(stands_for + name.removeprefix(prefix))
             dialect = "lycoris" if not stands_for else alias.dialect if alias else ""
@@ -227,6 +242,11 @@ def kohya_name(layer: Layer, component: Component) -> str:
 def kohya_original_name(layer: Layer, component: Component) -> str:
     """Return the flattened original path after kohya's prefix, such as "lora_unet_middle_block_1_proj_in"."""
     return f"{component.kohya}_{_flat(original_path(layer, component))}"
+
+
+def kohya_oft_name(name: str) -> str:
+    """Return the name that kohya gives to a layer's OFT, for the one it gives to any other network of the layer."""
+    return KOHYA_OFT + name.removeprefix(KOHYA)
 
 
 def onetrainer_name(layer: Layer, component: Component) -> str:

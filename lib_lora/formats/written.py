@@ -22,6 +22,7 @@ from lib_lora.formats.dialects import (
     comfy_name,
     diffusers_name,
     kohya_name,
+    kohya_oft_name,
     kohya_original_name,
     onetrainer_name,
     original_path,
@@ -32,8 +33,10 @@ from lib_lora.formats.fused import cut, cut_misfit, joined
 from lib_lora.formats.suffixes import DORA, MAGNITUDE
 from lib_lora.networks.contract import ALPHA, Tensors, shapes_of
 from lib_lora.networks.lora import DOWN, UP, scale
+from lib_lora.networks.oft import CONSTRAINT
 
-WRITABLE = ("kohya", "kohya-sgm", "diffusers", "peft", "comfy", "onetrainer")
+KOHYAS = ("kohya", "kohya-sgm")
+WRITABLE = (*KOHYAS, "diffusers", "peft", "comfy", "onetrainer")
 
 Namer = Callable[[Layer, Component], str]
 
@@ -64,6 +67,8 @@ def content_of(
         if dialect == "peft":
             _check_one_component(placed)
         return _peft_content(placed, diffusers_name if dialect == "diffusers" else peft_name)
+    if dialect not in KOHYAS:
+        placed = [_with_lycoris_bound(item) for item in placed]
     if dialect == "onetrainer":
         return Content(_named(placed, onetrainer_name), {})
     if dialect == "comfy":
@@ -79,6 +84,23 @@ def content_of(
     return Content(tensors, {})
 
 
+def _with_lycoris_bound(item: Placed) -> Placed:
+    """Return a network with kohya's bound of an OFT as LyCORIS', its alpha, where 0 stands for no bound and cannot be one."""
+    if CONSTRAINT not in item.tensors:
+        return item
+    if not item.tensors[CONSTRAINT].any():
+        raise UsageError(
+            f"The OFT on {item.layer.id} is bound to 0, which in this dialect stands for no bound."
+            " The kohya dialect holds it."
+        )
+    return item._replace(tensors=_bound_as_alpha(item.tensors))
+
+
+def _bound_as_alpha(tensors: Tensors) -> dict[str, Tensor]:
+    rest = {s: tensor for s, tensor in tensors.items() if s not in (ALPHA, CONSTRAINT)}
+    return {**rest, ALPHA: tensors[CONSTRAINT]}
+
+
 def _check_comfy(placed: Iterable[Placed]) -> None:
     for layer, component, _ in placed:
         if not component.kohya.startswith((DENOISER, TEXT_ENCODER)):
@@ -88,11 +110,17 @@ def _check_comfy(placed: Iterable[Placed]) -> None:
 
 
 def _named(placed: Iterable[Placed], name: Namer) -> dict[str, Tensor]:
-    return {
-        f"{name(layer, component)}.{suffix}": tensor
-        for layer, component, tensors in placed
-        for suffix, tensor in tensors.items()
-    }
+    flat: dict[str, Tensor] = {}
+    for layer, component, tensors in placed:
+        flat |= _keyed(name(layer, component), tensors)
+    return flat
+
+
+def _keyed(name: str, tensors: Tensors) -> dict[str, Tensor]:
+    """Return tensors by their keys; an OFT bound as kohya's is named as kohya's."""
+    if CONSTRAINT in tensors:
+        name, tensors = kohya_oft_name(name), _bound_as_alpha(tensors)
+    return {f"{name}.{suffix}": tensor for suffix, tensor in tensors.items()}
 
 
 def _whole_tensors(
@@ -116,7 +144,7 @@ def _whole_tensors(
             tensors = joined(original_path(layer, component), parts, alpha_of_one=alpha_of_one)
         elif part.swap_halves:
             tensors = _swapped(layer, tensors)
-        flat |= {f"{name(layer, component)}.{suffix}": tensor for suffix, tensor in tensors.items()}
+        flat |= _keyed(name(layer, component), tensors)
     return flat
 
 

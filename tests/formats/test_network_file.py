@@ -17,7 +17,9 @@ from lib_lora.formats.network_file import read_network, write_network
 from lib_lora.formats.stream import TensorReader, write_tensors
 from lib_lora.formats.written import WRITABLE
 from lib_lora.networks.compose import compose
+from lib_lora.networks.contract import LayerNetwork
 from lib_lora.networks.lora import ALPHA, DOWN, UP
+from lib_lora.networks.oft import OFT
 from tests.golden_data import golden
 from tests.tiny import CONFIG, tiny_checkpoint, tiny_components
 
@@ -389,3 +391,37 @@ def test_what_cannot_be_written_is_refused(tmp_path, layers):
     with pytest.raises(UsageError, match=rf"{LINEAR} has diff"):
         write(file, tensors, layers, "diffusers")
     assert not file.exists()
+
+
+def kohyas_oft(layers, bound):
+    draw = torch.Generator().manual_seed(6)
+    rows = layers[LINEAR].shape[0]
+    blocks = torch.randn(rows // 4, 4, 4, generator=draw)
+    return {LINEAR: {"oft_blocks": blocks, "constraint": torch.tensor(bound)}}
+
+
+@pytest.mark.parametrize("dialect", ["kohya", "kohya-sgm", "comfy", "onetrainer"])
+@pytest.mark.parametrize("bound", [0.0, 0.02])
+def test_the_bound_of_kohyas_oft_keeps_its_meaning(tmp_path, layers, dialect, bound):
+    """kohya's trainer names it `alpha` under "oft_"; LyCORIS' `alpha` is the same bound but for 0, which is none."""
+    file, tensors = tmp_path / "oft.safetensors", kohyas_oft(layers, bound)
+    if not bound and not dialect.startswith("kohya"):
+        with pytest.raises(UsageError, match=rf"{LINEAR} is bound to 0.*kohya"):
+            write_network(file, tensors, layers, SD1.components, dialect)
+        return
+    write_network(file, tensors, layers, SD1.components, dialect)
+    names = {key.rpartition(".")[::2] for key in read_header(file).tensors}
+    assert {suffix for _, suffix in names} == {"oft_blocks", "alpha"}
+    ((name, _), _) = names
+    assert name.startswith("oft_unet_") == dialect.startswith("kohya")
+    base = torch.randn(layers[LINEAR].shape, generator=torch.Generator().manual_seed(7))
+    network = read_network(file, layers, SD1.components)
+    assert network.unmatched == ()
+    found = compose(base, [(network.layers[LINEAR], 1.0)]).weight
+    right = compose(base, [(LayerNetwork(OFT, tensors[LINEAR]), 1.0)]).weight
+    assert torch.equal(found, right)
+    # The control: without its bound it turns the weight more.
+    free = compose(
+        base, [(LayerNetwork(OFT, {**tensors[LINEAR], "constraint": torch.tensor(9.0)}), 1.0)]
+    )
+    assert float((free.weight - right).abs().max()) > 0.1
