@@ -35,7 +35,8 @@ NETWORK_TYPES: tuple[NetworkType, ...] = (
     *(FULL, SET_WEIGHT, NORM),
 )
 
-DORA_TYPES: tuple[NetworkType, ...] = tuple(with_dora(kind) for kind in (LORA, LOHA, LOKR))
+WITH_MAGNITUDES: tuple[NetworkType, ...] = (LORA, LOHA, LOKR)
+DORA_TYPES: tuple[NetworkType, ...] = tuple(with_dora(kind) for kind in WITH_MAGNITUDES)
 EXTRACTED_TYPES: tuple[NetworkType, ...] = (with_remainder(LORA), with_bias(LORA))
 
 
@@ -70,17 +71,22 @@ def incomplete(shapes: Shapes) -> frozenset[str]:
 def compose(base: Tensor, uses: Iterable[tuple[LayerNetwork, float]]) -> Delta:
     """Return the sum of strength * delta over the networks of one layer, in the dtype of `base`.
 
-    base: the unmodified weight, in the precision that the sum is to have; each network's tensors are brought to it first.
+    base: the unmodified weight, in the precision that the sum is to have; each network's tensors are brought to it first, integers
+    to its device alone.
     """
     shape = LayerShape(tuple(base.shape))
     weight: Tensor | None = None
     bias: Tensor | None = None
     for network, strength in uses:
-        tensors = {suffix: tensor.to(base) for suffix, tensor in network.tensors.items()}
+        tensors = {suffix: _brought(tensor, base) for suffix, tensor in network.tensors.items()}
         part = network.type.delta(tensors, base, shape)
         weight = _add(weight, part.weight, strength)
         bias = _add(bias, part.bias, strength)
     return Delta(weight, bias)
+
+
+def _brought(tensor: Tensor, base: Tensor) -> Tensor:
+    return tensor.to(base) if tensor.is_floating_point() else tensor.to(base.device)
 
 
 def _add(total: Tensor | None, part: Tensor | None, strength: float) -> Tensor | None:

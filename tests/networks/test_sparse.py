@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from lib_lora.errors import FileFormatError
-from lib_lora.networks.compose import network_type_of
-from lib_lora.networks.contract import misfit, shapes_of
+from lib_lora.networks.compose import compose, network_type_of
+from lib_lora.networks.contract import LayerNetwork, misfit, shapes_of
 from lib_lora.networks.lora import LORA
 from lib_lora.networks.sparse import with_remainder
 from tests.networks.small import a_layer, assert_live_is_baked, random_tensors, shape_of
@@ -62,6 +62,22 @@ def test_the_remainder_is_added_before_the_scale(layer, tensors):
 
 def test_live_is_baked(layer, tensors):
     assert_live_is_baked(SPARSE, tensors, layer)
+
+
+def test_indices_stay_whole_numbers_in_half_precision():
+    """float16 has no 2049."""
+    tensors = {
+        "lora_down.weight": torch.zeros(1, 2100),
+        "lora_up.weight": torch.zeros(2, 1),
+        "bias_indices": torch.tensor([[1], [2049]], dtype=torch.int16),
+        "bias_values": torch.tensor([0.5]),
+        "bias_size": torch.tensor([2, 2100], dtype=torch.int16),
+    }
+    base = torch.zeros(2, 2100, dtype=torch.float16)
+    found = compose(base, [(LayerNetwork(SPARSE, tensors), 1.0)]).weight
+    assert found.dtype == torch.float16
+    assert found.nonzero().tolist() == [[1, 2049]]
+    assert float(found[1, 2049]) == 0.5
 
 
 @pytest.mark.parametrize(
