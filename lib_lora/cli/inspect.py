@@ -59,8 +59,7 @@ def run(args: argparse.Namespace) -> int:
         text = json.dumps({key: content[key] for key in JSON_KEYS}, indent=2)
     else:
         text = "\n".join(_lines(args.file, report))
-    encoding = sys.stdout.encoding or "utf-8"
-    sys.stdout.write(f"{text}\n".encode(encoding, "replace").decode(encoding))
+    sys.stdout.write(f"{text}\n")
     return 0
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import logging
 import os
 import signal
@@ -39,6 +40,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command that the arguments name and return the exit code: 0 done, 1 failed, 2 wrong usage, 130 stopped."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     os.environ.update(OFFLINE)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # Names in every script come up, and a pipe on Windows is in the system's old encoding.
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         return _run(list(sys.argv[1:] if argv is None else argv))
     except UsageError as error:
@@ -46,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except LoraError as error:
         return _tell(str(error), FAILED)
     except OSError as error:
-        return _tell(str(error), FAILED)
+        return _tell(_refused(error), FAILED)
     except KeyboardInterrupt:
         return _tell("Stopped.", STOPPED)
     except Exception:
@@ -76,6 +80,12 @@ def _overview() -> str:
         f"usage: python3 {PROGRAM} COMMAND [options]\n\n{''.join(lines)}\n"
         f"python3 {PROGRAM} COMMAND --help tells more, with an example.\n"
     )
+
+
+def _refused(error: OSError) -> str:
+    if error.filename is None:
+        return error.strerror or str(error)
+    return f"The system refused {str(error.filename)!r}: {error.strerror}."
 
 
 def _tell(sentence: str, code: int) -> int:

@@ -1,5 +1,6 @@
 """What the command line owes everyone: one sentence, the right exit code, nothing imported in vain."""
 
+import io
 import subprocess
 import sys
 import types
@@ -35,7 +36,12 @@ def raising(error):
     [
         (FileFormatError("The file is cut short."), 1, "The file is cut short.\n"),
         (UsageError("There is no size 0."), 2, "There is no size 0.\n"),
-        (PermissionError(13, "Permission denied", "out.png"), 1, "'out.png'"),
+        (
+            PermissionError(13, "Permission denied", "out.png"),
+            1,
+            "The system refused 'out.png': Permission denied.\n",
+        ),
+        (OSError("The pipe is closed."), 1, "The pipe is closed.\n"),
         (KeyboardInterrupt(), 130, "Stopped.\n"),
     ],
 )
@@ -55,6 +61,16 @@ def test_the_unforeseen_is_logged_with_its_traceback(command, capsys, tmp_path, 
     (log,) = tmp_path.iterdir()
     assert str(log) in capsys.readouterr().err
     assert "ZeroDivisionError: by zero" in log.read_text()
+
+
+def test_what_the_output_cannot_encode_is_written_by_its_number(command, monkeypatch):
+    """A pipe on Windows, and a terminal of another language, hold no Japanese name."""
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="cp1252"))
+    command(lambda: sys.stdout.write("日é") and 0)
+    assert cli.main(["inspect"]) == 0
+    sys.stdout.flush()
+    assert raw.getvalue() == b"\\u65e5\xe9"
 
 
 def test_the_commands_own_code_is_returned(command):
