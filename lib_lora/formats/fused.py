@@ -19,7 +19,7 @@ from torch import Tensor
 
 from lib_lora.errors import UsageError
 from lib_lora.families.table import Part
-from lib_lora.formats.suffixes import DORA, SCALE
+from lib_lora.formats.suffixes import DORA, LORA_BIAS, SCALE
 from lib_lora.networks.compose import network_type_of
 from lib_lora.networks.contract import ALPHA, LayerShape, Shape, Shapes, Tensors, misfit, shapes_of
 from lib_lora.networks.full import DIFFERENCE
@@ -29,7 +29,7 @@ from lib_lora.networks.lora import DOWN, UP
 # Tensors whose first dimension runs along the outputs: cutting these cuts the delta. kron(w1, w2) has the rows of w1 in order.
 ALONG_OUTPUTS = frozenset(
     {UP, "hada_w1_a", "hada_w2_a", W1, W1_A, "b1.weight", DIFFERENCE, "diff_b"}
-    | {"set_weight", DORA}
+    | {"set_weight", DORA, LORA_BIAS}
 )
 # Tensors that every part of the delta shares.
 SHARED = frozenset(

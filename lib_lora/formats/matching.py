@@ -21,13 +21,20 @@ from lib_lora.formats.fused import (
     own_pair,
 )
 from lib_lora.formats.header import Header
-from lib_lora.formats.suffixes import DORA, SCALE, dora_shape, is_magnitude
-from lib_lora.networks.compose import incomplete, network_type_of
+from lib_lora.formats.suffixes import DORA, LORA_BIAS, SCALE, dora_shape, is_magnitude
+from lib_lora.networks.compose import (
+    EXTRACTED_TYPES,
+    NETWORK_TYPES,
+    incomplete,
+    network_type_of,
+)
 from lib_lora.networks.contract import ALPHA, NetworkType, Shape, Shapes, misfit, shapes_of
-from lib_lora.networks.full import DIFFERENCE, FULL
+from lib_lora.networks.full import BIAS, DIFFERENCE, FULL
 from lib_lora.networks.lora import DOWN, UP
 
 EMBEDDING = "bundle_emb."
+BIASES = frozenset(kind.bias for kind in (*EXTRACTED_TYPES, *NETWORK_TYPES) if kind.bias)
+BIASES |= {LORA_BIAS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +105,8 @@ def settle(
     layers: those of the base, `None` when there is no base to fit, as it is for a layer without a shape.
     """
     kinds: dict[str, NetworkType] = {}
-    refused: dict[str, str] = {}  # a tensor that is several layers is refused once
+    # a tensor that is several layers is refused once
+    refused = _homeless_biases(matched, layers) if layers is not None else {}
     for layer_id, keys in matched.layers.items():
         layer = layers[layer_id].shape or None if layers is not None else None
         kind, reason = _kind_of(keys, matched.parts.get(layer_id, WHOLE), header, layer)
@@ -124,10 +132,24 @@ def _kind_of(
         shapes = cut_shapes(shapes, part)
     if DORA in keys and is_magnitude(keys[DORA]):
         shapes[DORA] = dora_shape(shapes[DORA])
-    if DOWN in shapes and ALPHA not in shapes and SCALE in shapes:
-        shapes[ALPHA] = shapes.pop(SCALE)
+    if DOWN in shapes:
+        for written, ours in ((SCALE, ALPHA), (LORA_BIAS, BIAS)):
+            if written in shapes and ours not in shapes:
+                shapes = {ours if s == written else s: shape for s, shape in shapes.items()}
     kind = network_type_of(shapes)
     return kind, _reason(kind, shapes, layer)
+
+
+def _homeless_biases(matched: Matched, layers: Mapping[str, Layer]) -> dict[str, str]:
+    """Take what would change a bias off the layers that have none; return these tensors with the reason."""
+    homeless: dict[str, str] = {}
+    for layer_id, keys in matched.layers.items():
+        layer = layers[layer_id]
+        if layer.bias is None and layer.shape and not BIASES.isdisjoint(keys):
+            own = {suffix: key for suffix, key in keys.items() if suffix in BIASES}
+            homeless |= dict.fromkeys(own.values(), "the layer has no bias in this base")
+            matched.layers[layer_id] = {s: key for s, key in keys.items() if s not in BIASES}
+    return homeless
 
 
 def _reason(kind: NetworkType | None, shapes: Shapes, layer: Shape | None) -> str | None:

@@ -20,9 +20,11 @@ from lib_lora.formats.matching import Matched as Matched
 from lib_lora.formats.matching import Unmatched, layer_tensors, match_tensors, settle
 from lib_lora.formats.peft_folder import Piece, pieces_of, write_folder
 from lib_lora.formats.stream import TensorReader, write_tensors
+from lib_lora.formats.suffixes import LORA_BIAS
 from lib_lora.formats.written import WRITABLE, Placed, content_of, peft_pieces
 from lib_lora.networks.contract import ALPHA, LayerNetwork
-from lib_lora.networks.lora import DOWN
+from lib_lora.networks.full import BIAS
+from lib_lora.networks.lora import DOWN, scale
 
 # What metadata tell of the tensors as they lay in the file they were read from.
 STALE = frozenset(
@@ -46,7 +48,8 @@ def read_network(
 ) -> NetworkFile:
     """Read a network for these layers, whatever its dialect: a file, or a PEFT folder.
 
-    Tensors keep their dtype; suffixes are ours. An alpha that only metadata or a configuration tell is added as a tensor. Raises
+    Tensors keep their dtype; suffixes are ours. An alpha that only metadata or a configuration tell is added as a tensor; PEFT's bias
+    of `lora_B` becomes the difference of the bias that it makes, in float32 at least. Raises
     FileFormatError for a damaged file and UnmatchedError when not one layer fits or the file is made for another family, some of
     whose layers may fit by chance.
     """
@@ -78,6 +81,8 @@ def _read_piece(
             if fields is not None and DOWN in tensors and ALPHA not in tensors:
                 layer = layers[layer_id]
                 tensors[ALPHA] = _alpha(fields, prefixes[layer.component], layer, tensors)
+            if LORA_BIAS in tensors:
+                tensors[BIAS] = _scaled(tensors.pop(LORA_BIAS), scale(tensors))
             found[layer_id] = LayerNetwork(kind, tensors)
     unmatched = tuple(matched.unmatched)
     return NetworkFile(piece.file.stem, matched.dialect, found, header.metadata, unmatched)
@@ -88,6 +93,10 @@ def _alpha(
 ) -> Tensor:
     rank = tensors[DOWN].shape[0]
     return torch.tensor(adapter_metadata.alpha_of(fields, prefix, layer.path, rank))
+
+
+def _scaled(bias: Tensor, factor: float) -> Tensor:
+    return bias.to(torch.promote_types(bias.dtype, torch.float32)) * factor
 
 
 def _refuse_other_family(path: Path, header: Header, components: Sequence[Component]) -> None:

@@ -14,6 +14,7 @@ from lib_lora.networks.lora import DOWN, UP
 DORA = "dora_scale"
 SCALE = "scale"  # alpha / rank itself, told instead of an alpha
 MAGNITUDE = "lora_magnitude_vector"
+LORA_BIAS = "lora_B.bias"  # PEFT's bias of `lora_B`, which the scale multiplies like the rest
 
 LORA_SUFFIXES = {
     "lora_A": DOWN,
@@ -44,9 +45,11 @@ def our_suffix(written: str) -> str:
     if found is not None:
         return found
     head, _, rest = written.partition(".")
-    if head in PEFT_HEADS and rest.count(".") <= 1 and not rest.endswith("bias"):
+    if head not in PEFT_HEADS or rest.count(".") > 1:
+        return written
+    if not rest.endswith("bias"):
         return PEFT_HEADS[head]
-    return written
+    return LORA_BIAS if PEFT_HEADS[head] == UP else written
 
 
 def is_magnitude(key: str) -> bool:

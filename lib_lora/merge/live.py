@@ -133,10 +133,12 @@ def as_loaded(file: Path, network: NetworkFile, base: Checkpoint) -> NetworkFile
         if reason is not None:
             reasons[layer_id] = reason
     reasons |= _incomplete(found.keys() - reasons.keys(), base.layers)
+    named = {entry.tensor for entry in network.unmatched}
     left_out = {
         key: reason
         for layer_id, reason in reasons.items()
         for key in matched.layers[layer_id].values()
+        if key not in named
     }
     return replace(
         network,

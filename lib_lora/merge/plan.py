@@ -51,9 +51,13 @@ class Change:
 
     @property
     def place(self) -> Placement:
-        """Return where the tensor lies; a bias is changed only where there is one."""
-        bias = self.layer.bias if self.tensor == "bias" else None
-        return bias or self.layer.weight
+        """Return where the tensor lies."""
+        if self.tensor == "weight":
+            return self.layer.weight
+        assert (
+            self.layer.bias is not None
+        )  # a network that is read changes no bias that is not there
+        return self.layer.bias
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +111,7 @@ def plan_merge(
         dtype=dtype,
         dtypes=_output_dtypes(checkpoint, dtype),
         changes=_changes(checkpoint.layers, loras, networks),
-        warnings=(*_doubts(checkpoint, networks), *_warnings(checkpoint.layers, loras, networks)),
+        warnings=(*_doubts(checkpoint, networks), *_warnings(loras, networks)),
         mode=mode,
     )
 
@@ -141,18 +145,14 @@ def _changes(
             for lora, network in zip(loras, networks, strict=True)
             if layer_id in network.layers and (strength := lora.strength_on(layer.component))
         )
-        on_bias = tuple((network, strength) for network, strength in uses if _has_bias(network))
+        on_bias = tuple(use for use in uses if use[0].type.bias in use[0].tensors)
         found = [Change(layer, uses)] if uses else []
-        if on_bias and layer.bias is not None:
+        if on_bias:
             found.append(Change(layer, on_bias, "bias"))
         for change in found:
             key = change.place.key
             changes[key] = (*changes.get(key, ()), change)
     return changes
-
-
-def _has_bias(network: LayerNetwork) -> bool:
-    return network.type.bias in network.tensors
 
 
 def _doubts(base: Checkpoint, networks: Sequence[NetworkFile]) -> list[str]:
@@ -162,9 +162,7 @@ def _doubts(base: Checkpoint, networks: Sequence[NetworkFile]) -> list[str]:
     return [f"{name}: {doubt}" for name, doubt in told if doubt is not None]
 
 
-def _warnings(
-    layers: Mapping[str, Layer], loras: Sequence[LoraChoice], networks: Sequence[NetworkFile]
-) -> list[str]:
+def _warnings(loras: Sequence[LoraChoice], networks: Sequence[NetworkFile]) -> list[str]:
     warnings = []
     for lora, network in zip(loras, networks, strict=True):
         if not lora.strength and not lora.text_encoders:
@@ -174,15 +172,5 @@ def _warnings(
             warnings.append(
                 f"{len(network.unmatched)} tensors of {lora.file.name} are left out;"
                 f" the first is {first.tensor!r}: {first.reason}."
-            )
-        homeless = [
-            f"{layer_id}.{part.type.bias}"
-            for layer_id, part in network.layers.items()
-            if _has_bias(part) and layers[layer_id].bias is None
-        ]
-        if homeless:
-            warnings.append(
-                f"{lora.file.name} changes the bias of {len(homeless)} layers that have none in this base, which is left out;"
-                f" the first is {homeless[0]!r}."
             )
     return warnings

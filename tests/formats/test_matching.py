@@ -13,10 +13,11 @@ PATH = "mid_block.attentions.0.transformer_blocks.0.attn1.to_q"
 FLAT = PATH.replace(".", "_")
 ORIGINAL = "middle_block.1.transformer_blocks.0.attn1.to_q"
 KEY = f"model.diffusion_model.{ORIGINAL}.weight"
-LAYER, CONV = f"unet.{PATH}", "unet.conv_in"
+LAYER, CONV, SQUARE = f"unet.{PATH}", "unet.conv_in", "unet.conv_out"
 LAYERS = {
     LAYER: Layer("unet", PATH, Placement(KEY), None, (6, 5)),
     CONV: Layer("unet", "conv_in", Placement("model.diffusion_model.x.weight"), None, (6, 5, 3, 3)),
+    SQUARE: Layer("unet", "conv_out", Placement("model.diffusion_model.y"), None, (6, 6, 3, 3)),
 }
 DRAW = torch.Generator().manual_seed(4)
 DOWN = torch.randn(2, 5, generator=DRAW, dtype=torch.float64)
@@ -25,10 +26,10 @@ SCALE = 0.375
 ALPHA = torch.tensor(2 * SCALE)
 
 
-def read(tmp_path, tensors):
+def read(tmp_path, tensors, layers=LAYERS):
     file = tmp_path / "style.safetensors"
     write_tensors(file, tensors, {})
-    return read_network(file, LAYERS, SD1.components)
+    return read_network(file, layers, SD1.components)
 
 
 def delta(network, layer_id=LAYER, base=None):
@@ -105,8 +106,14 @@ def test_a_scale_is_alpha_over_rank(tmp_path, name, suffixes):
             (torch.randn(2, 5, 3, 3, generator=DRAW).double(), UP[:, :, None, None]),
             (1, 6, 1, 1),
         ),
+        (
+            SQUARE,
+            "conv_out",
+            (torch.randn(2, 6, 3, 3, generator=DRAW).double(), UP[:, :, None, None]),
+            (1, 6, 1, 1),
+        ),
     ],
-    ids=["linear", "conv"],
+    ids=["linear", "conv", "square conv"],
 )
 def test_pefts_magnitudes_are_per_output(tmp_path, layer_id, name, factors, magnitude):
     down, up = factors
@@ -153,10 +160,47 @@ def test_every_tensor_that_is_left_has_a_reason(tmp_path, key, reason):
 
 
 def test_a_layer_with_a_tensor_that_is_not_understood_is_left_whole(tmp_path):
-    names = [f"unet.{PATH}.lora_{end}" for end in ("A.weight", "B.weight", "B.bias")]
+    names = [f"unet.{PATH}.lora_{end}" for end in ("A.weight", "B.weight", "A.bias")]
     other = {"lora_unet_conv_in.diff": torch.zeros(6, 5, 3, 3)}
     tensors = dict(zip(names, (DOWN, UP, torch.zeros(6)), strict=True))
     network = read(tmp_path, tensors | other)
     assert network.layers.keys() == {CONV}
     assert {entry.tensor for entry in network.unmatched} == set(names)
-    assert all("lora_B.bias" in entry.reason for entry in network.unmatched)
+    assert all("lora_A.bias" in entry.reason for entry in network.unmatched)
+
+
+NORM = "unet.conv_norm_out"
+BIASES = {
+    f"unet.{PATH}.lora_A.weight": DOWN,
+    f"unet.{PATH}.lora_B.weight": UP,
+    f"unet.{PATH}.lora_B.bias": torch.ones(6),
+    "lora_unet_conv_in.diff": torch.ones(6, 5, 3, 3),
+    "lora_unet_conv_in.diff_b": torch.ones(6),
+    "lora_unet_conv_norm_out.w_norm": torch.ones(6),
+    "lora_unet_conv_norm_out.b_norm": torch.ones(6),
+}
+
+
+@pytest.mark.parametrize("there", [False, True], ids=["no bias", "bias"])
+def test_a_change_of_a_bias_that_the_layer_lacks_is_named(tmp_path, there):
+    layers = LAYERS | {NORM: Layer("unet", "conv_norm_out", Placement("n.weight"), None, (6,))}
+    if there:
+        layers = {
+            id_: Layer(one.component, one.path, one.weight, Placement(f"{id_}.bias"), one.shape)
+            for id_, one in layers.items()
+        }
+    network = read(tmp_path, BIASES, layers)
+    assert network.layers.keys() == {LAYER, CONV, NORM}
+    for layer_id, part in network.layers.items():
+        base = torch.zeros(layers[layer_id].shape, dtype=torch.float64)
+        change = compose(base, [(part, 1.0)])
+        assert bool(change.weight.any())
+        assert (change.bias is not None) == there
+        if there:
+            assert torch.equal(change.bias, torch.ones(6, dtype=torch.float64))
+    homeless = {entry.tensor: entry.reason for entry in network.unmatched}
+    ends = ("lora_B.bias", "diff_b", "b_norm")
+    assert homeless.keys() == (
+        {key for key in BIASES if key.endswith(ends)} if not there else set()
+    )
+    assert set(homeless.values()) <= {"the layer has no bias in this base"}

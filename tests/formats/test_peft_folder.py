@@ -92,6 +92,34 @@ def test_the_file_of_a_folder_finds_its_configuration(tmp_path):
     assert {float(part.tensors[ALPHA]) for part in network.layers.values()} == {3.0}
 
 
+@pytest.mark.filterwarnings("ignore:Adapter 'default'")  # PEFT takes a bias for a broken matrix
+@pytest.mark.parametrize("options", [{}, {"use_rslora": True}, {"alpha_pattern": {"conv_in": 5}}])
+def test_the_bias_of_a_lora_is_scaled_as_peft_does(tmp_path, options):
+    config = LoraConfig(
+        **{"r": 2, "lora_alpha": 3, "target_modules": ["conv_in", "proj_in", "linear_1"]},
+        **{"lora_bias": True, **options},
+    )
+    adapted = get_peft_model(model(), config)
+    for name, parameter in adapted.named_parameters():
+        if "lora_" in name:
+            nn.init.normal_(parameter)
+    adapted.save_pretrained(tmp_path / "style")
+    before, after = model().state_dict(), adapted.merge_and_unload().state_dict()
+    layers = {
+        id_: Layer("unet", layer.path, layer.weight, Placement(f"{id_}.bias"), layer.shape)
+        for id_, layer in UNET.items()
+    }
+    network = read_network(tmp_path / "style", layers, SD1.components)
+    assert (network.unmatched, network.layers.keys()) == ((), layers.keys())
+    for layer_id, layer in layers.items():
+        base = before[f"{layer.path}.weight"]
+        found = compose(base, [(network.layers[layer_id], 1.0)])
+        for kind, change in (("weight", found.weight), ("bias", found.bias)):
+            right = after[f"{layer.path}.{kind}"] - before[f"{layer.path}.{kind}"]
+            torch.testing.assert_close(change, right, rtol=1e-6, atol=1e-6)
+            assert not torch.allclose(1.05 * change, right, rtol=1e-3)
+
+
 def with_dora(tensors):
     generator = torch.Generator().manual_seed(8)
     return {
