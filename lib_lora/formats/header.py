@@ -7,13 +7,14 @@ that maps each tensor to dtype, shape and data offsets, with texts under `__meta
 from __future__ import annotations
 
 import codecs
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple, TypeGuard
 
 from lib_lora.errors import FileFormatError
-from lib_lora.formats.scanner import Scanner
+from lib_lora.formats.scanner import Description, Scanner
 
 MAX_HEADER_BYTES = 25_000_000
 PIECE_BYTES = 1 << 20
@@ -146,7 +147,8 @@ def _parse(
             if name == METADATA:
                 metadata = _metadata(path, scanner)
             else:
-                entries[name] = _entry(path, name, scanner.description(), data_start, file_bytes)
+                told = scanner.usual_description() or _description(path, name, scanner)
+                entries[name] = _entry(path, name, told, data_start, file_bytes)
         if not scanner.next_is(""):
             raise ValueError(f"more than one object, from character {scanner.at:,}")
     except (ValueError, RecursionError) as error:
@@ -165,21 +167,46 @@ def _metadata(path: Path, scanner: Scanner) -> dict[str, str]:
     return metadata
 
 
-def _entry(path: Path, key: str, raw: object, data_start: int, file_bytes: int) -> TensorEntry:
+def _description(path: Path, key: str, scanner: Scanner) -> Description:
+    """Read what a header says of a tensor, however it is spelled."""
+    raw = scanner.description()
     if not isinstance(raw, dict) or raw.keys() != FIELDS:
         raise _bad(
             path, f"describes tensor {key!r} by something other than dtype, shape and offsets"
         )
     dtype, shape, offsets = raw["dtype"], raw["shape"], raw["data_offsets"]
-    item = ITEM_BYTES.get(dtype) if isinstance(dtype, str) else None
+    if not isinstance(dtype, str):
+        raise _bad(path, f"gives tensor {key!r} the dtype {_short(dtype)}, which is no text")
+    if not _is_list_of_sizes(shape):
+        raise _bad(path, f"gives tensor {key!r} the shape {_short(shape)}, which is none")
+    if not _is_list_of_sizes(offsets) or len(offsets) != 2:
+        raise _bad(path, f"gives tensor {key!r} the offsets {_short(offsets)}, which are no range")
+    return dtype, tuple(shape), offsets[0], offsets[1]
+
+
+def _is_list_of_sizes(value: object) -> TypeGuard[list[int]]:
+    # JSON's `true` is an int too, but of another type.
+    return type(value) is list and all(type(size) is int and size >= 0 for size in value)
+
+
+def _entry(
+    path: Path, key: str, told: Description, data_start: int, file_bytes: int
+) -> TensorEntry:
+    dtype, shape, first, last = told
+    item = ITEM_BYTES.get(dtype)
     if item is None:
         raise _bad(
-            path, f"gives tensor {key!r} the dtype {dtype!r}; accepted: {', '.join(ITEM_BYTES)}"
+            path,
+            f"gives tensor {key!r} the dtype {_short(dtype)}; accepted: {', '.join(ITEM_BYTES)}",
         )
-    elements = _elements(path, key, shape)
-    if not _is_range(offsets):
-        raise _bad(path, f"gives tensor {key!r} the offsets {_short(offsets)}, which are no range")
-    start, stop = data_start + offsets[0], data_start + offsets[1]
+    if len(shape) > MAX_DIMENSIONS:
+        raise _bad(path, f"gives tensor {key!r} the shape {_short(shape)}, which is none")
+    elements = math.prod(shape)
+    if elements > MAX_ELEMENTS:
+        raise _bad(path, f"gives tensor {key!r} the impossible shape {_short(shape)}")
+    if first > last:
+        raise _bad(path, f"gives tensor {key!r} the offsets {[first, last]}, which are no range")
+    start, stop = data_start + first, data_start + last
     if stop > file_bytes:
         raise _bad(
             path,
@@ -190,29 +217,7 @@ def _entry(path: Path, key: str, raw: object, data_start: int, file_bytes: int) 
             path,
             f"gives tensor {key!r} {stop - start:,} bytes; {dtype} of shape {shape} has {elements * item:,}",
         )
-    return TensorEntry(dtype, tuple(shape), start, stop)
-
-
-def _elements(path: Path, key: str, shape: object) -> int:
-    elements = 1
-    if type(shape) is not list or len(shape) > MAX_DIMENSIONS:
-        raise _bad(path, f"gives tensor {key!r} the shape {_short(shape)}, which is none")
-    for size in shape:
-        if type(size) is not int or size < 0:  # JSON's `true` is an int too, but of another type
-            raise _bad(path, f"gives tensor {key!r} the shape {_short(shape)}, which is none")
-        elements *= size
-    if elements > MAX_ELEMENTS:
-        raise _bad(path, f"gives tensor {key!r} the impossible shape {_short(shape)}")
-    return elements
-
-
-def _is_range(offsets: object) -> bool:
-    return (
-        type(offsets) is list
-        and len(offsets) == 2
-        and type(offsets[0]) is type(offsets[1]) is int
-        and 0 <= offsets[0] <= offsets[1]
-    )
+    return TensorEntry(dtype, shape, start, stop)
 
 
 def _check_coverage(
