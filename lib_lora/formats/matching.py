@@ -36,6 +36,8 @@ EMBEDDING = "bundle_emb."
 BIASES = frozenset(kind.bias for kind in (*EXTRACTED_TYPES, *NETWORK_TYPES) if kind.bias)
 BIASES |= {LORA_BIAS}
 
+Judgement = tuple[NetworkType | None, str | None]
+
 
 @dataclass(frozen=True, slots=True)
 class Unmatched:
@@ -105,11 +107,19 @@ def settle(
     layers: those of the base, `None` when there is no base to fit, as it is for a layer without a shape.
     """
     kinds: dict[str, NetworkType] = {}
+    judged: dict[tuple[object, ...], Judgement] = {}  # layers that are alike are judged once
     # a tensor that is several layers is refused once
     refused = _homeless_biases(matched, layers) if layers is not None else {}
     for layer_id, keys in matched.layers.items():
         layer = layers[layer_id].shape or None if layers is not None else None
-        kind, reason = _kind_of(keys, matched.parts.get(layer_id, WHOLE), header, layer)
+        part = matched.parts.get(layer_id, WHOLE)
+        shapes = {suffix: header.tensors[key].shape for suffix, key in keys.items()}
+        if DORA in keys and is_magnitude(keys[DORA]):
+            shapes[DORA] = dora_shape(shapes[DORA])
+        case = (*shapes.items(), part, layer)
+        if case not in judged:
+            judged[case] = _judged(shapes, part, layer)
+        kind, reason = judged[case]
         if kind is not None and reason is None:
             kinds[layer_id] = kind
         else:
@@ -118,11 +128,8 @@ def settle(
     return kinds
 
 
-def _kind_of(
-    keys: Mapping[str, str], part: Part, header: Header, layer: Shape | None
-) -> tuple[NetworkType | None, str | None]:
+def _judged(shapes: Shapes, part: Part, layer: Shape | None) -> Judgement:
     """Return a layer's type, and why its tensors cannot be used, `None` when they can."""
-    shapes = {suffix: header.tensors[key].shape for suffix, key in keys.items()}
     if part is not WHOLE:
         if is_cut_kron(shapes, part):
             return FULL, misfit(FULL, {DIFFERENCE: kron_part(shapes, part)}, layer)
@@ -130,8 +137,6 @@ def _kind_of(
         if reason is not None:
             return None, reason
         shapes = cut_shapes(shapes, part)
-    if DORA in keys and is_magnitude(keys[DORA]):
-        shapes[DORA] = dora_shape(shapes[DORA])
     if DOWN in shapes:
         for written, ours in ((SCALE, ALPHA), (LORA_BIAS, BIAS)):
             if written in shapes and ours not in shapes:
