@@ -41,6 +41,7 @@ LIBRARIES = {
     "gradio": ("ui/",),
     "fastapi": ("ui/",),
     "modules": ("hosts/a1111",),
+    "networks": ("hosts/a1111",),
 }
 PLAIN_TRAIN = ("config", "memory", "dataset", "captions", "buckets")
 STANDARD_ONLY = ("errors.py", "schedule/")

@@ -1,0 +1,182 @@
+"""The AUTOMATIC1111 WebUI v1.10.1: where schedules are cut into its way of making a picture.
+
+Its Lora extension goes on to load what it understands. `parse_prompts` lifts schedules out of the prompts and adds one entry to the
+networks that a picture asks for, so that cached conditionings see it; `activate` takes the entry out again and opens a session.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from modules import extra_networks, patches, shared
+from modules.processing import StableDiffusionProcessing
+
+from lib_lora.errors import LoraError
+from lib_lora.hosts.a1111_clock import BUILDERS, remembering
+from lib_lora.hosts.a1111_tags import split_prompts
+from lib_lora.schedule.curve import NetworkUse, PassName
+
+if TYPE_CHECKING:
+    from lib_lora.hosts.a1111_picture import Picture
+
+log = logging.getLogger(__name__)
+
+ENTRY = "LoRA Loom"
+"""No tag of a prompt can have this name, for it has a space."""
+INFOTEXT = "Loom errors"
+KEEP_WEIGHTS = "loom_keep_weights"
+
+Data = Mapping[str, list[Any]]
+Replaced = Callable[..., Any]
+
+
+class Entry(extra_networks.ExtraNetworkParams):
+    """The schedules of one batch; the host compares `items`, which hold all that changes what is computed."""
+
+    def __init__(self, uses: Sequence[NetworkUse], problems: Sequence[str]) -> None:
+        super().__init__([use.source for use in uses])
+        self.uses, self.problems = uses, problems
+
+
+class CutIn:
+    """The extension as the WebUI sees it; its callbacks are the methods that the registration names."""
+
+    def __init__(self) -> None:
+        self._picture: Picture | None = None
+
+    def install(self) -> None:
+        """Put our functions around the host's."""
+        for holder, name, around in self._cuts():
+            patches.patch(__name__, holder, name, around(getattr(holder, name)))
+
+    def uninstall(self) -> None:
+        """Undo `install` and take every hook off the model."""
+        self._close()
+        for holder, name, _ in self._cuts():
+            patches.undo(__name__, holder, name)
+
+    def add_settings(self) -> None:
+        """Add our page to the host's settings."""
+        label = "Keep weights untouched: LoRA without a schedule act beside the weights too"
+        option = shared.OptionInfo(False, label, section=("loom", "LoRA Loom"))
+        option.info("no copy of the model in memory; pictures differ in the last bits")
+        shared.opts.add_option(KEEP_WEIGHTS, option)
+
+    def arm(self, params: Any) -> None:
+        """Set the strengths for the evaluation of the UNet that follows."""
+        self._disarm()
+        p = params.denoiser.p
+        with self._reporting(p) as picture:
+            if picture is not None:
+                _report(p, picture.bind())
+                picture.step(params.denoiser, float(params.sigma.max()))
+
+    def disarm(self, params: Any) -> None:
+        """Switch every network off: the evaluation is over."""
+        self._disarm()
+
+    def _cuts(self) -> tuple[tuple[Any, str, Callable[[Replaced], Replaced]], ...]:
+        return (
+            (extra_networks, "parse_prompts", self._around_parse_prompts),
+            (extra_networks, "activate", self._around_activate),
+            (StableDiffusionProcessing, "get_conds_with_caching", self._around_conditionings),
+            *((sampler, name, remembering) for sampler, name in BUILDERS),
+        )
+
+    def _around_parse_prompts(self, original: Replaced) -> Replaced:
+        def parse_prompts(prompts: Sequence[str]) -> tuple[list[str], Data | None]:
+            split = split_prompts(prompts, shared.opts.data.get(KEEP_WEIGHTS, False))
+            texts, data = original(list(split.texts))
+            if split.uses or split.problems:
+                data[ENTRY] = [Entry(split.uses, split.problems)]
+            return texts, data
+
+        return parse_prompts
+
+    def _around_activate(self, original: Replaced) -> Replaced:
+        def activate(p: Any, data: Data) -> None:
+            self._disarm()
+            if (
+                not p.prompts
+            ):  # no picture: the host encodes the empty text of a model that it has loaded
+                original(p, data)
+                return
+            self._close()
+            original(p, {name: params for name, params in data.items() if name != ENTRY})
+            for entry in data.get(ENTRY, ()):
+                self._open(p, entry)
+
+        return activate
+
+    def _around_conditionings(self, original: Replaced) -> Replaced:
+        def get_conds_with_caching(
+            p: Any,
+            function: Replaced,
+            prompts: Any,
+            steps: int,
+            caches: Any,
+            data: Data,
+            hires_steps: int | None = None,
+        ) -> Any:
+            self._arm_encoders(p, "base" if hires_steps is None else "hires")
+            try:
+                return original(p, function, prompts, steps, caches, data, hires_steps)
+            finally:
+                self._disarm()
+
+        return get_conds_with_caching
+
+    def _open(self, p: Any, entry: Entry) -> None:
+        _report(p, entry.problems)
+        if not entry.uses:
+            return
+        # Here and not above: the host's start does not wait for what only a schedule needs.
+        from lib_lora.hosts.a1111_picture import Picture
+
+        self._picture = Picture(p, entry.uses)
+        with self._reporting(p) as picture:
+            _report(p, picture.bind())
+            picture.add_hashes()
+
+    def _arm_encoders(self, p: Any, pass_name: PassName) -> None:
+        with self._reporting(p) as picture:
+            if picture is not None:
+                _report(p, picture.bind())
+                picture.encode(pass_name)
+
+    @contextmanager
+    def _reporting(self, p: Any) -> Iterator[Any]:
+        """Yield the session's picture if it is that of `p`; a failure ends the session and is told with the picture."""
+        picture = self._picture
+        try:
+            yield picture if picture is not None and picture.is_for(p) else None
+        except LoraError as error:
+            self._close()
+            _report(p, [f"The schedules are left out: {error}"])
+        except Exception as error:
+            log.exception("a callback of the WebUI failed")
+            self._close()
+            _report(p, [f"The schedules are left out: {type(error).__name__}: {error}"])
+
+    def _disarm(self) -> None:
+        if self._picture is not None:
+            self._picture.disarm()
+
+    def _close(self) -> None:
+        if self._picture is not None:
+            self._picture.close()
+        self._picture = None
+
+
+def _report(p: Any, sentences: Sequence[str]) -> None:
+    """Tell what was left out of a picture below it and in its infotext."""
+    for sentence in sentences:
+        p.comment(sentence)
+        told = p.extra_generation_params.get(INFOTEXT)
+        if told is None:
+            p.extra_generation_params[INFOTEXT] = sentence
+        elif sentence not in told:
+            p.extra_generation_params[INFOTEXT] = f"{told} {sentence}"

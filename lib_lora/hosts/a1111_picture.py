@@ -1,0 +1,117 @@
+"""The schedules of one picture in the WebUI: their session on the model that is loaded, through every pass."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+from modules import sd_unet, shared
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from lib_lora.apply.session import Session
+from lib_lora.errors import UsageError
+from lib_lora.formats.checkpoint import open_checkpoint
+from lib_lora.hosts.a1111_clock import Built, built_by, clock_of
+from lib_lora.hosts.a1111_model import (
+    absent_note,
+    add_hashes,
+    bring_up_to_date,
+    live_modules,
+    network_files,
+)
+from lib_lora.hosts.reading import Uses, read_uses
+from lib_lora.schedule.curve import Moment, NetworkUse, PassName
+
+_START = Moment(progress=0.0, step=0.0, sigma=math.inf, steps=1)
+
+
+class Picture:
+    """One `p` of the host and what its prompt asks for. Neither the `p` nor the model is kept alive by it."""
+
+    def __init__(self, p: Any, wanted: Sequence[NetworkUse]) -> None:
+        self._p = weakref.ref(p)
+        self._wanted = tuple(wanted)
+        self._uses: Uses = ()
+        self._session = Session(())
+        self._guard: RemovableHandle | None = None
+        self._bound: tuple[object, ...] = ()
+        self._built: Built | None = None
+
+    def is_for(self, p: Any) -> bool:
+        """Tell whether this is the picture of a `p`."""
+        return self._p() is p
+
+    def bind(self) -> list[str]:
+        """Read the networks for the model that the host has loaded and put their hooks on it, unless it is the one they are on.
+
+        Returns a note for whatever is left out. Raises FileFormatError for a checkpoint that is not supported and UsageError where
+        another program computes the UNet.
+        """
+        model = shared.sd_model
+        file = model.sd_checkpoint_info.filename
+        bound = (weakref.ref(model), file)
+        if bound == self._bound:
+            return []
+        self.close()
+        if sd_unet.current_unet is not None:
+            raise UsageError("A compiled UNet is active, which has no layers for a LoRA to act on.")
+        checkpoint = open_checkpoint(file)
+        names = [use.name for use in self._wanted]
+        self._uses, notes = read_uses(self._wanted, network_files(names), checkpoint)
+        modules = live_modules(model, checkpoint.layers)
+        bring_up_to_date(_of_dependent_networks(self._uses, modules))
+        self._session = Session(self._uses)
+        self._session.open(modules)
+        unet = model.model.diffusion_model
+        self._guard = unet.register_forward_hook(self._after_unet, always_call=True)
+        self._bound = bound
+        loaded = {network.name: network for _, network in self._uses}
+        absent = (absent_note(network, modules) for network in loaded.values())
+        return [*notes, *filter(None, absent)]
+
+    def add_hashes(self) -> None:
+        """Add the networks that act to the infotext's `Lora hashes`."""
+        add_hashes(self._p(), [use.name for use, _ in self._uses])
+
+    def encode(self, pass_name: PassName) -> None:
+        """Arm the text encoders with the strengths that a pass starts with."""
+        strengths = [use.strength("te", _START, pass_name) for use, _ in self._uses]
+        self._session.encode(dict(enumerate(strengths)))
+
+    def step(self, denoiser: Any, level: float) -> None:
+        """Arm the UNet with the strengths of the evaluation at this sigma or timestep."""
+        built = built_by(denoiser.sampler)
+        if built is not self._built:
+            hires = getattr(denoiser.p, "is_hr_pass", False)
+            self._session.begin_pass(clock_of(denoiser), "hires" if hires else "base")
+            self._built = built
+        self._session.step(level)
+
+    def disarm(self) -> None:
+        """Switch every network off until the next `step` or `encode`."""
+        self._session.disarm()
+
+    def close(self) -> None:
+        """Take every hook off; harmless when there is none."""
+        self._session.close()
+        if self._guard is not None:
+            self._guard.remove()
+        self._uses, self._guard, self._bound, self._built = (), None, (), None
+
+    def _after_unet(self, unet: nn.Module, inputs: tuple[Any, ...], output: object) -> None:
+        if output is None:  # it raised, and the host's callback after an evaluation will not come
+            self.disarm()
+
+
+def _of_dependent_networks(uses: Uses, modules: dict[str, nn.Module]) -> list[nn.Module]:
+    """Return the modules with a network that is computed from the weight as it is now."""
+    ids = {
+        layer_id
+        for _, loaded in uses
+        for layer_id, network in loaded.layers.items()
+        if network.type.prepare is not None and layer_id in modules
+    }
+    return [modules[layer_id] for layer_id in ids]

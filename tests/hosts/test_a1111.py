@@ -1,0 +1,268 @@
+"""The extension on the stand-in of the WebUI: what acts when, and that nothing stays behind.
+
+Right values come from a twin of the model whose weights hold the networks, `baked` by the library's composition law.
+"""
+
+import pytest
+import torch
+from modules import extra_networks, processing, script_callbacks, sd_unet, shared
+from modules.sd_samplers_kdiffusion import KDiffusionSampler
+from webui_host import Host, networks
+
+RAMP = "a fox <lora:a:te=1:unet=0@0,1@1>"
+EXACT = {"rtol": 1e-9, "atol": 1e-9}
+
+
+@pytest.fixture
+def host(tmp_path):
+    host = Host(tmp_path)
+    host.load_extension()
+    yield host
+    host.unload_extension()
+    host.forget()
+
+
+def evaluations(host):
+    """Return what the UNet was given and what it answered, once for every evaluation, and forget them."""
+    seen = list(host.model.model.diffusion_model.seen)
+    host.model.model.diffusion_model.seen.clear()
+    return seen
+
+
+def answers(model, evaluation):
+    """Return what another model answers to the same input."""
+    return model.apply_model(*evaluation[:3])
+
+
+def agree(one, other):
+    return torch.allclose(one, other, **EXACT)
+
+
+@pytest.mark.parametrize(
+    ("sampler", "positions"),
+    [
+        ("Euler", [0, 1 / 3, 2 / 3, 1]),
+        ("Heun", [0, 1 / 3, 1 / 3, 2 / 3, 2 / 3, 1, 1]),
+        ("DDIM", [0, 0.5, 1]),
+    ],
+)
+def test_a_ramp_is_at_every_evaluation_the_model_with_that_much_baked_in(host, sampler, positions):
+    host.draw(RAMP, sampler=sampler)
+    seen = evaluations(host)
+    assert len(seen) == len(positions)
+    for evaluation, position in zip(seen, positions, strict=True):
+        assert agree(evaluation[3], answers(host.baked(a=(position, 1)), evaluation))
+        assert not agree(evaluation[3], answers(host.baked(a=(position + 0.05, 1)), evaluation))
+
+
+@pytest.mark.parametrize(("steps", "last"), [(1, 0), (2, 1)])
+def test_few_steps(host, steps, last):
+    host.draw(RAMP, steps=steps)
+    evaluation = evaluations(host)[-1]
+    assert agree(evaluation[3], answers(host.baked(a=(last, 1)), evaluation))
+
+
+def test_the_text_encoder_has_the_strength_that_the_tag_says(host):
+    host.draw("a fox <lora:a:te=0.4:unet=0@0,1@1>")
+    context = evaluations(host)[0][2]
+    words = ["a fox ", ""]
+    assert agree(context, host.baked(a=(0, 0.4)).cond_stage_model(words))
+    assert not agree(context, host.baked(a=(0, 0.42)).cond_stage_model(words))
+
+
+def test_static_tags_are_the_hosts_alone(host):
+    with_ours = host.draw("a fox <lora:a:0.8:0.5>")
+    assert networks.loaded_networks == [("a", 0.8, 0.5)]
+    assert host.model.hooks() == 0
+    host.unload_extension()
+    assert torch.equal(with_ours, host.draw("a fox <lora:a:0.8:0.5>"))
+
+
+def test_a_schedule_never_reaches_the_hosts_loader(host):
+    host.draw("a fox <lora:b:0.5><lora:a:0@0,1@1>")
+    assert networks.loaded_networks == [("b", 0.5)]
+
+
+def test_two_schedules_add_up(host):
+    host.draw("a fox <lora:a:1@0,0@1><lora:b:te=0:unet=0@0,0.6@1>")
+    evaluation = evaluations(host)[2]
+    twin = host.baked(a=(1 / 3, 1), b=(0.4, 0))
+    assert agree(evaluation[3], answers(twin, evaluation))
+
+
+def test_the_hires_pass_has_strengths_of_its_own(host):
+    host.draw("a fox <lora:a:1@0,1@1:hrte=0.5:hrunet=0@0,0.3@1>", enable_hr=True)
+    first, last = evaluations(host)[0], evaluations_of_hires(host)
+    assert agree(first[3], answers(host.baked(a=(1, 1)), first))
+    assert agree(last[3], answers(host.baked(a=(0.3, 0)), last))
+    words = host.baked(a=(0, 0.5)).cond_stage_model(["a fox "])
+    assert agree(last[2][:1], words)
+
+
+def evaluations_of_hires(host):
+    host.draw("a fox <lora:a:1@0,1@1:hrte=0.5:hrunet=0@0,0.3@1>", enable_hr=True)
+    return evaluations(host)[-1]
+
+
+def test_every_batch_begins_anew(host):
+    host.picture(RAMP, n_iter=2).draw()
+    seen = evaluations(host)
+    assert len(seen) == 8
+    assert agree(seen[4][3], answers(host.baked(a=(0, 1)), seen[4]))
+    assert agree(seen[7][3], answers(host.baked(a=(1, 1)), seen[7]))
+
+
+def test_after_an_exception_in_the_unet_nothing_acts(host):
+    clean = host.draw("a fox")
+    unet = host.model.model.diffusion_model
+    evaluations(host)
+
+    def break_at_the_third(params):
+        unet.broken = params.denoiser.step == 2
+
+    script_callbacks.on_cfg_denoiser(break_at_the_third)
+    with pytest.raises(ValueError, match="out of memory"):
+        host.draw("a fox <lora:a:1@0,1@1>")
+    unet.broken = False
+    broken = evaluations(host)[1]
+    assert agree(broken[3], answers(host.baked(a=(1, 1)), broken))  # it did act before
+    assert torch.equal(answers(host.model, broken), answers(host.baked(), broken))
+    script_callbacks.registered["cfg_denoiser"].remove(break_at_the_third)
+    assert torch.equal(host.draw("a fox"), clean)
+    assert host.model.hooks() == 0
+
+
+def test_between_evaluations_nothing_acts(host):
+    given = []
+
+    def ask(params):
+        x = torch.ones(2, 4, 6, 6, dtype=torch.float64)
+        given.append(host.model.apply_model(x, torch.ones(2), torch.zeros(2, 8).double()))
+
+    script_callbacks.on_cfg_after_cfg(ask)
+    host.draw("a fox <lora:a:1@0,1@1>")
+    host.draw("a fox")
+    assert len(given) == 8
+    assert all(torch.equal(one, given[-1]) for one in given)
+
+
+def test_the_empty_text_of_a_model_is_encoded_without_us_and_the_session_goes_on(host):
+    plain = processing.get_empty_cond(host.model)
+    encoded = []
+    script_callbacks.on_cfg_after_cfg(
+        lambda params: encoded.append(processing.get_empty_cond(host.model))
+    )
+    host.draw("a fox <lora:a:1@0,1@1>")
+    last = evaluations(host)[-1]
+    assert all(torch.equal(one, plain) for one in encoded)
+    assert agree(last[3], answers(host.baked(a=(1, 1)), last))
+
+
+def test_a_model_that_changes_in_mid_picture_takes_the_hooks_along(host):
+    before = host.model
+
+    def change(params):
+        if shared.sd_model is before and len(before.model.diffusion_model.seen) == 2:
+            host.model = host.load_model("other", seed=7)
+
+    script_callbacks.on_cfg_after_cfg(change)
+    host.draw("a fox <lora:a:1@0,1@1>")
+    assert before.hooks() == 0
+    assert host.model.hooks() > 0
+    plain = host.load_model("other", seed=7)
+    for evaluation in evaluations(host):
+        assert not agree(evaluation[3], answers(plain, evaluation))
+
+
+@pytest.mark.parametrize(
+    ("tag", "told"),
+    [
+        ("<lora:a:0@0,1@x>", "column"),
+        ("<lora:c:0@0,1@1>", "There is no LoRA 'c'"),
+        ("<lora:a:high>", "a number or keyframes"),
+    ],
+)
+def test_a_bad_tag_is_told_and_left_out(host, tag, told):
+    clean = host.draw("a fox ")
+    picture = host.picture(f"a fox {tag}")
+    assert torch.equal(picture.draw()[0], clean)
+    assert any(told in comment for comment in picture.comments)
+    assert told in picture.extra_generation_params["Loom errors"]
+    assert networks.loaded_networks == []
+
+
+def test_a_compiled_unet_is_told(host):
+    sd_unet.current_unet = object()
+    picture = host.picture(RAMP)
+    picture.draw()
+    assert "compiled" in picture.extra_generation_params["Loom errors"]
+    assert host.model.hooks() == 0
+
+
+def test_a_sampler_that_does_not_tell_its_levels_is_told(host, monkeypatch):
+    def own_levels(sampler, p, steps):
+        return torch.tensor([9.0, 5.0, 2.0, 1.0, 0.0])
+
+    monkeypatch.setattr(KDiffusionSampler, "get_sigmas", own_levels)
+    picture = host.picture(RAMP)
+    picture.draw()
+    assert "'Euler'" in picture.extra_generation_params["Loom errors"]
+    assert script_callbacks.swallowed == []
+
+
+def test_a_failure_of_ours_costs_the_schedule_and_not_the_picture(host, monkeypatch):
+    clean = host.draw("a fox ")
+
+    def fail(model, layers):
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr("lib_lora.hosts.a1111_picture.live_modules", fail)
+    picture = host.picture("a fox <lora:a:0@0,1@1>")
+    assert torch.equal(picture.draw()[0], clean)
+    assert "a bug" in picture.extra_generation_params["Loom errors"]
+
+
+def test_a_cached_conditioning_is_not_taken_for_another_strength(host):
+    contexts = []
+    for strength in (1, 0.5, 1):
+        host.draw(f"a fox <lora:a:te={strength}:unet=0@0,0@1>")
+        contexts.append(evaluations(host)[0][2])
+    assert torch.equal(contexts[0], contexts[2])
+    assert not agree(contexts[0], contexts[1])
+
+
+def test_the_hosts_cache_still_serves_the_same_picture(host):
+    host.draw(RAMP)
+    cached = processing.StableDiffusionProcessing.cached_c[1]
+    host.draw(RAMP)
+    assert processing.StableDiffusionProcessing.cached_c[1] is cached
+
+
+def test_weights_can_be_kept_untouched(host):
+    shared.opts.data["loom_keep_weights"] = True
+    host.draw("a fox <lora:a:0.8:0.5>")
+    assert networks.loaded_networks == []
+    evaluation = evaluations(host)[0]
+    assert agree(evaluation[3], answers(host.baked(a=(0.5, 0.8)), evaluation))
+
+
+def test_hashes_of_both_kinds_are_in_the_infotext(host):
+    picture = host.picture("a fox <lora:b:1><lora:a:0@0,1@1>")
+    picture.draw()
+    assert picture.extra_generation_params == {"Lora hashes": "b: hash-b, a: hash-a"}
+
+
+def test_unloading_undoes_everything(host):
+    host.draw(RAMP)
+    assert host.model.hooks() > 0
+    host.unload_extension()
+    assert host.model.hooks() == 0
+    for function in (
+        extra_networks.parse_prompts,
+        extra_networks.activate,
+        processing.StableDiffusionProcessing.get_conds_with_caching,
+        KDiffusionSampler.get_sigmas,
+    ):
+        assert function.__module__.startswith("modules.")
+        assert not hasattr(function, "__wrapped__")
+    host.load_extension()  # as "Reload UI" does, and again below
