@@ -1,0 +1,169 @@
+"""What the real WebUI draws with the extension: static tags as before, schedules as what they say.
+
+A constant schedule acts beside the weights, the WebUI's own tag inside of them: the two differ by rounding alone, which may move
+a pixel to the next of 256 values.
+"""
+
+import base64
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+
+ROUNDING = (0.05, 2)  # mean and largest difference, of 255
+CLEARLY = 1.0  # mean difference, of 255
+CONSTANT, STATIC = "<lora:donut:1@0,1@1>", "<lora:donut:1>"
+OFF_BY_5_PERCENT = "<lora:donut:0.95@0,0.95@1>"
+RAMP = "<lora:donut:te=1:unet=0@0,1@1>"
+
+SETTINGS = {
+    "one-step": {"steps": 1},
+    "two-steps": {"steps": 2},
+    "heun": {"sampler_name": "Heun"},
+    "dpm-sde": {"sampler_name": "DPM++ SDE"},
+    "dpm-2m": {"sampler_name": "DPM++ 2M"},
+    "euler-a": {"sampler_name": "Euler a"},
+    "restart": {"sampler_name": "Restart", "steps": 20},
+    "ddim": {"sampler_name": "DDIM"},
+    "plms": {"sampler_name": "PLMS"},
+    "unipc": {"sampler_name": "UniPC"},
+    "batch-count": {"n_iter": 2},
+    "batch-size": {"batch_size": 2},
+    "rows-apart": {"override_settings": {"batch_cond_uncond": False}},
+    "negative": {"negative_prompt": "a red square"},
+    "hires": {
+        "enable_hr": True,
+        "hr_scale": 1.5,
+        "hr_upscaler": "Latent",
+        "denoising_strength": 0.6,
+    },
+}
+
+
+def close(pair):
+    return pair[0] <= ROUNDING[0] and pair[1] <= ROUNDING[1]
+
+
+def rounded_away(drawn):
+    """Return what of an infotext must not change: all but the prompt."""
+    return drawn.infotext.partition("\n")[2]
+
+
+@pytest.mark.parametrize(
+    "tags", ["", STATIC, "<lora:donut:0.8:0.5>", "<lora:donut:te=0.3:unet=0.7><lora:striped:0.5>"]
+)
+def test_static_tags_draw_the_same_pixels_with_the_extension_and_without(webui, stock, tags):
+    ours, theirs = webui.draw(tags), stock.draw(tags)
+    assert np.array_equal(ours.pixels, theirs.pixels)
+    assert ours.infotext == theirs.infotext
+
+
+@pytest.mark.parametrize("settings", [{}, *SETTINGS.values()], ids=["euler", *SETTINGS])
+def test_a_constant_schedule_is_the_static_tag(webui, figures, settings):
+    constant, static = webui.draw(CONSTANT, **settings), webui.draw(STATIC, **settings)
+    assert close(figures("constant to static", constant.differs(static)))
+    assert figures("none to static", webui.draw("", **settings).differs(static))[0] > CLEARLY
+    off = webui.draw(OFF_BY_5_PERCENT, **settings)
+    assert not close(figures("5 % off to static", off.differs(static)))
+    assert "Loom errors" not in constant.infotext
+
+
+@pytest.mark.parametrize("settings", [{}, *SETTINGS.values()], ids=["euler", *SETTINGS])
+def test_a_schedule_of_zeros_is_no_tag(webui, settings):
+    off = webui.draw("<lora:donut:0@0,0@1>", **settings)
+    assert np.array_equal(off.pixels, webui.draw("", **settings).pixels)
+
+
+@pytest.mark.parametrize("name", ["two-steps", "heun", "restart", "ddim", "unipc", "batch-size"])
+def test_a_ramp_is_neither_end(webui, figures, name):
+    settings = SETTINGS[name]
+    ramp = webui.draw(RAMP, **settings)
+    zero = webui.draw("<lora:donut:te=1:unet=0>", **settings)
+    assert figures("ramp to unet 0", ramp.differs(zero))[0] > 0.1
+    assert figures("ramp to 1", ramp.differs(webui.draw(STATIC, **settings)))[0] > 0.1
+
+
+def test_a_single_step_takes_the_start_of_a_ramp(webui):
+    ramp, zero = webui.draw(RAMP, steps=1), webui.draw("<lora:donut:te=1:unet=0>", steps=1)
+    assert close(ramp.differs(zero))
+
+
+def test_text_encoder_and_unet_have_strengths_of_their_own(webui, figures):
+    ours = webui.draw("<lora:donut:te=0.4:unet=0.9@0,0.9@1>")
+    theirs = webui.draw("<lora:donut:te=0.4:unet=0.9>")
+    assert close(figures("ours to theirs", ours.differs(theirs)))
+    assert not close(ours.differs(webui.draw("<lora:donut:te=0.9:unet=0.9>")))
+
+
+def test_a_static_tag_and_a_schedule_act_together(webui, figures):
+    ours = webui.draw("<lora:striped:0.7><lora:donut:1@0,1@1>")
+    theirs = webui.draw("<lora:striped:0.7><lora:donut:1>")
+    assert close(figures("ours to theirs", ours.differs(theirs)))
+    assert not close(ours.differs(webui.draw(CONSTANT)))
+
+
+def test_a_window_that_is_never_open_leaves_the_text_encoder(webui):
+    shut = webui.draw("<lora:donut:1:start=100>")
+    assert close(shut.differs(webui.draw("<lora:donut:te=1:unet=0>")))
+
+
+def test_the_hires_pass_has_strengths_of_its_own(webui, figures):
+    hires = SETTINGS["hires"]
+    ours = webui.draw("<lora:donut:1@0,1@1:hr=0>", **hires)
+    plain = webui.draw()
+    prompt = plain.infotext.partition("\n")[0].strip()
+    theirs = webui.draw(STATIC, hr_prompt=f"{prompt} ", **hires)
+    assert close(figures("ours to theirs", ours.differs(theirs)))
+    assert not close(ours.differs(webui.draw(STATIC, **hires)))
+
+
+def test_img2img(webui, figures):
+    picture = webui.draw()
+    file = io.BytesIO()
+    Image.fromarray(picture.pixels[0].astype(np.uint8)).save(file, "png")
+    settings = {
+        "page": "img2img",
+        "init_images": [base64.b64encode(file.getvalue()).decode()],
+        "denoising_strength": 0.5,
+        "seed": 5,
+    }
+    static = webui.draw(STATIC, **settings)
+    assert close(figures("constant", webui.draw(CONSTANT, **settings).differs(static)))
+    assert not close(figures("none", webui.draw("", **settings).differs(static)))
+    zeros = webui.draw("<lora:donut:0@0,0@1>", **settings)
+    assert np.array_equal(zeros.pixels, webui.draw("", **settings).pixels)
+
+
+@pytest.mark.parametrize(
+    ("tag", "told"),
+    [
+        ("<lora:donut:0@0,1@x>", "column"),
+        ("<lora:nonesuch:0@0,1@1>", "There is no LoRA 'nonesuch'"),
+        ("<lora:donut:1:strat=3>", "start="),
+    ],
+)
+def test_a_bad_tag_is_told_and_left_out(webui, tag, told):
+    drawn = webui.draw(tag)
+    assert np.array_equal(drawn.pixels, webui.draw().pixels)
+    assert told in drawn.infotext.partition("Loom errors: ")[2]
+
+
+def test_a_plain_picture_after_a_schedule_is_as_before(webui):
+    before = webui.draw()
+    webui.draw(RAMP, seed=11)
+    after = webui.draw_anew("txt2img", webui.asked())
+    assert np.array_equal(before.pixels, after.pixels)
+
+
+def test_hashes_of_scheduled_networks_are_in_the_infotext(webui):
+    ours, theirs = webui.draw(CONSTANT), webui.draw(STATIC)
+    assert rounded_away(ours) == rounded_away(theirs)
+    assert "Lora hashes" in ours.infotext
+
+
+def test_conditionings_are_not_taken_from_the_cache_for_another_strength(webui):
+    settings = {"override_settings": {"persistent_cond_cache": True}}
+    webui.draw("<lora:donut:te=1:unet=0@0,0@1>", **settings)
+    off = webui.draw("<lora:donut:te=0:unet=0@0,0@1>", **settings)
+    assert np.array_equal(off.pixels, webui.draw("").pixels)
