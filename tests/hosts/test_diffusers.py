@@ -223,11 +223,11 @@ def test_a_missing_lora_is_told_and_the_picture_is_still_made(host):
 
 def test_bad_tags_damaged_files_and_long_prompts_are_told(folder, host):
     (folder / "torn.safetensors").write_bytes(b"not a network")
-    prompt = "a red circle <lora:one:hr=1><lora:torn:1>" + ", more words" * 40
+    prompt = "a red circle <lora:one:often=1><lora:torn:1>" + ", more words" * 40
     notes = host.generate(request(prompt, steps=1)).notes
     (folder / "torn.safetensors").unlink()
     tag, torn, cut = notes
-    assert tag.startswith("<lora:one:hr=1> is left out: column 24: expected one of te=")
+    assert tag.startswith("<lora:one:often=1> is left out: column 24: expected one of te=")
     assert torn.startswith("The LoRA 'torn' is left out: ")
     assert cut.startswith("The text encoder reads 77 tokens; the last ")
 
