@@ -9,8 +9,9 @@ from lib_lora.errors import FileFormatError
 
 def read_caption(picture: Path, default: str) -> str:
     """Return the text beside a picture in one line, `default` when there is none; raises FileFormatError when it is not UTF-8."""
-    file = picture.with_suffix(".txt")
-    if not file.is_file():
+    beside = (picture.with_suffix(suffix) for suffix in (".txt", ".TXT"))
+    file = next((file for file in beside if file.is_file()), None)
+    if file is None:
         return default
     try:
         text = file.read_text("utf-8-sig")

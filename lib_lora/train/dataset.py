@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import struct
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,10 +23,11 @@ from lib_lora.train.captions import read_caption
 REPEATS = re.compile(r"(\d+)_(.*)")
 WHITE = (255, 255, 255, 255)
 TRANSPARENT_MODES = ("RGBA", "LA", "PA", "RGBa", "La")
+MAX_REPEATS = 10_000
 # What Pillow's plugins raise for damaged files; OSError covers its own UnidentifiedImageError.
 UNREADABLE = (
-    *(OSError, SyntaxError, ValueError, EOFError, TypeError, LookupError, struct.error),
-    Image.DecompressionBombError,
+    *(OSError, SyntaxError, ValueError, EOFError, TypeError, LookupError, RuntimeError),
+    *(ArithmeticError, struct.error, zlib.error, Image.DecompressionBombError),
 )
 
 
@@ -69,10 +71,14 @@ def find_pictures(folder: Path, caption: str = "") -> Dataset:
     places = [(folder, 1, caption)]
     for inner in sorted(path for path in folder.iterdir() if path.is_dir()):
         named = REPEATS.fullmatch(inner.name)
-        if named and int(named[1]) > 0:
+        if named and 0 < int(named[1]) <= MAX_REPEATS:
             places.append((inner, int(named[1]), caption or named[2]))
         elif not inner.name.startswith("."):
-            problems.append(Problem(inner, "is a folder whose name is not N_name with N > 0"))
+            problems.append(
+                Problem(
+                    inner, f"is a folder whose name is not N_name with N from 1 to {MAX_REPEATS}"
+                )
+            )
     for place, repeats, default in places:
         _find_in(place, repeats, default, pictures, problems)
     if not pictures:

@@ -107,6 +107,8 @@ def test_a_damaged_file_says_so(tmp_path):
         "cut.png": data[: len(data) // 2],
         "text.jpg": b"hello",
         "none.png": b"",
+        # Its plugin raises NotImplementedError for a pixel format of no bits.
+        "blank.dds": b"DDS " + (124).to_bytes(4, "little") + bytes(120),
     }.items():
         (tmp_path / name).write_bytes(content)
         with pytest.raises(FileFormatError, match="cannot be read as a picture"):
@@ -134,6 +136,23 @@ def test_captions_and_repeats(folder):
         "c.png": ("blue dog", 3),
         "d.png": ("a dog, blue", 3),
     }
+
+
+def test_a_caption_in_capitals_is_one(tmp_path):
+    Image.new("RGB", (20, 20)).save(tmp_path / "DSC_1.PNG")
+    (tmp_path / "DSC_1.TXT").write_text("a red car", "utf-8")
+    (picture,) = find_pictures(tmp_path).pictures
+    assert picture.caption == "a red car"
+
+
+@pytest.mark.parametrize("name", ["20240131_beach", "0_beach", "99999999999999999999_beach"])
+def test_a_number_that_is_no_count_of_repeats_is_told(folder, name):
+    """A date before a name would make an epoch of millions of pictures."""
+    (folder / name).mkdir()
+    Image.new("RGB", (20, 20)).save(folder / name / "f.png")
+    found = find_pictures(folder)
+    assert "f.png" not in {picture.file.name for picture in found.pictures}
+    assert {p.file.name: p.reason for p in found.problems}[name].endswith("with N from 1 to 10000")
 
 
 def test_the_given_caption_stands_in_where_there_is_none(folder):
