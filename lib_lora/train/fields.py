@@ -77,11 +77,19 @@ def _read_value(
     if hint in (Path, Path | None):
         if not isinstance(raw, str | Path) or not str(raw):
             return None, f"Expects a path; found {raw!r}."
-        return Path(folder, Path(raw).expanduser()).absolute(), None
-    value: Any = float(raw) if hint is float and type(raw) is int else raw
-    if type(value) is not hint:
+        return _read_path(Path(raw), folder)
+    if type(raw) is not hint and (hint, type(raw)) != (float, int):
         return None, f"Expects {_TYPE_WORDS[hint]}; found {raw!r}."
-    return value, _outside(value, words)
+    if problem := _outside(raw, words):
+        return None, problem
+    return hint(raw), None
+
+
+def _read_path(path: Path, folder: Path) -> tuple[Path | None, str | None]:
+    try:
+        return Path(folder, path.expanduser()).absolute(), None
+    except RuntimeError:
+        return None, f"There is no home folder {path.parts[0]!r}."
 
 
 def _outside(value: Any, words: Mapping[str, Any]) -> str | None:
@@ -89,5 +97,5 @@ def _outside(value: Any, words: Mapping[str, Any]) -> str | None:
     if choices and value not in choices:
         return f"{value!r} is not accepted. {did_you_mean(str(value), choices)}"
     if limits and not limits[0] <= value <= limits[1]:
-        return f"Accepts {limits[0]:g} to {limits[1]:g}; found {value:g}."
+        return f"Accepts {limits[0]:g} to {limits[1]:g}; found {value}."
     return None
