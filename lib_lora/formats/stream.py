@@ -252,7 +252,8 @@ def _lay_out(
         relative[key] = (place, place + math.prod(shape) * ITEM_BYTES[dtype])
         content[key] = {"dtype": dtype, "shape": list(shape), "data_offsets": list(relative[key])}
         place = relative[key][1]
-    text = json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode()
+    # A name that came from bytes which are no text holds lone surrogates, and no reader takes those.
+    text = json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
     text += b" " * (-len(text) % 8)
     start = 8 + len(text)
     placed = {

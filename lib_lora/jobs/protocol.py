@@ -161,7 +161,7 @@ class EventLog:
         with self._lock:
             self._seq += 1
             head = {"v": VERSION, "seq": self._seq, "t": round(time.time(), 3), "kind": kind}
-            self._file.write(json.dumps({**head, **(data or {})}, ensure_ascii=False) + "\n")
+            self._file.write(json.dumps({**head, **(data or {})}) + "\n")
             self._file.flush()
 
     def close(self) -> None:
@@ -208,7 +208,7 @@ def write_json(file: Path, value: Mapping[str, object]) -> None:
     """Write a JSON file that readers see whole or not at all; raises FileExistsError when there is one already."""
     partial = file.with_name(f".{file.name}.{secrets.token_hex(4)}.partial")
     with partial.open("x", encoding="utf-8", newline="\n") as out:
-        out.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+        out.write(json.dumps(value, indent=2) + "\n")
         out.flush()
         os.fsync(out.fileno())
     if file.exists():

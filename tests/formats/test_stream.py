@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import time
 
 import pytest
@@ -65,6 +66,14 @@ def test_equal_content_gives_equal_bytes_whatever_the_order(tmp_path):
     assert files[0].read_bytes() == files[1].read_bytes()
     write_tensors(files[1], tensors, metadata | {"a": "0"})
     assert files[0].read_bytes() != files[1].read_bytes()
+
+
+def test_metadata_that_are_no_text_do_not_stop_the_file(tmp_path):
+    """As where the name of a folder of pictures holds bytes of another encoding."""
+    told = {"folder": os.fsdecode(b"caf\xe9 \xc3\xa9")}
+    write_tensors(tmp_path / "x.safetensors", {"a": torch.zeros(2)}, told)
+    with safe_open(tmp_path / "x.safetensors", "pt") as file:
+        assert file.metadata() == {"folder": "caf? é"}
 
 
 def test_the_data_begin_at_a_multiple_of_eight_bytes(tmp_path):

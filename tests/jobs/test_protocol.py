@@ -1,6 +1,7 @@
 """The run folder: events that survive a torn line, a state that follows from them, commands that are whole or not there."""
 
 import json
+import os
 import threading
 
 import pytest
@@ -39,6 +40,16 @@ def test_events_are_lines_with_version_number_and_time(tmp_path):
     ]
     assert all(isinstance(line["t"], float) for line in lines)
     assert read_events(tmp_path / "events.jsonl")[1].data == {"text": "Grüße"}
+
+
+def test_a_file_name_that_is_no_text_comes_through(tmp_path):
+    """A system without an encoding of names lets them hold any bytes; Python keeps them as lone surrogates."""
+    told = {"text": os.fsdecode(b"bad\xff.png")}
+    log = EventLog(tmp_path / "events.jsonl")
+    log.write("note", told)
+    write_json(tmp_path / "config.json", told)
+    assert read_events(tmp_path / "events.jsonl")[0].data == told
+    assert json.loads((tmp_path / "config.json").read_text("utf-8")) == told
 
 
 def test_a_torn_line_is_ignored_and_numbers_go_on_after_it(tmp_path):
