@@ -34,12 +34,13 @@ EVEN, LEADING, SINGLE = "linspace", "leading", "trailing"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampler:
-    """One sampler. noisy: it draws noise at every step."""
+    """One sampler. noisy: it draws noise at every step; most: the largest number of steps."""
 
     label: str
     scheduler: type[SchedulerMixin]
     spacing: str = EVEN
     noisy: bool = False
+    most: int = TIMESTEPS
     options: Mapping[str, object] = field(default_factory=dict)
 
 
@@ -56,6 +57,7 @@ SAMPLERS = (
         label="DDIM",
         scheduler=DDIMScheduler,
         spacing=LEADING,
+        most=TIMESTEPS - 1,  # its timesteps start at 1
         options={"steps_offset": 1, "set_alpha_to_one": False, "clip_sample": False},
     ),
 )
@@ -84,9 +86,9 @@ def find_sampler(name: str) -> Sampler:
 
 
 def set_up(sampler: Sampler, steps: int) -> Walk:
-    """Return the walk of a sampler over a number of steps; raises UsageError for less than one."""
-    if not 1 <= steps <= TIMESTEPS:
-        raise UsageError(f"{steps} steps were asked for; 1 to {TIMESTEPS} are accepted.")
+    """Return the walk of a sampler over a number of steps; raises UsageError for too few or too many."""
+    if not 1 <= steps <= sampler.most:
+        raise UsageError(f"{steps} steps were asked for; 1 to {sampler.most} are accepted.")
     spacing = sampler.spacing if steps > 1 else SINGLE
     scheduler = sampler.scheduler(**BETAS, **sampler.options, timestep_spacing=spacing)
     scheduler.set_timesteps(steps)

@@ -49,6 +49,15 @@ def test_names_are_found_in_any_case():
         find_sampler("DPM++ 2")
 
 
+@pytest.mark.parametrize("label", LABELS)
+def test_the_largest_number_of_steps_is_walked_and_one_more_refused(label):
+    sampler = find_sampler(label)
+    walk = set_up(sampler, sampler.most)
+    assert walk.clock.moment(walk.levels[-1]).progress == 1.0
+    with pytest.raises(UsageError, match=f"1 to {sampler.most} are accepted"):
+        set_up(sampler, sampler.most + 1)
+
+
 @pytest.mark.parametrize("steps", [0, -3, 2000])
 def test_impossible_numbers_of_steps_are_refused(steps):
     with pytest.raises(UsageError, match=f"{steps} steps"):
