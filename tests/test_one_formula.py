@@ -7,8 +7,8 @@ import torch
 
 from lib_lora.apply.session import LoadedNetwork, Session
 from lib_lora.formats.checkpoint import open_checkpoint
+from lib_lora.formats.network_file import read_network, write_network
 from lib_lora.networks.compose import compose
-from lib_lora.networks.contract import LayerNetwork
 from lib_lora.schedule.clock import Clock
 from lib_lora.schedule.grammar import parse_prompt
 from lib_lora.train.attach import attach, selected_layers
@@ -45,9 +45,9 @@ def outputs(modules, before_unet=lambda: None):
     return {"te1": words.detach(), "unet": noise.detach()}
 
 
-def trained(base, modules, dtype, type_):
+def trained(base, modules, dtype, choices):
     """Return a network after training, still attached: every tensor moved, so that none is zero."""
-    config = replace(CONFIG, type=type_)
+    config = replace(CONFIG, **choices)
     attached = attach(
         config,
         selected_layers(base.family, base.layers, config),
@@ -63,11 +63,17 @@ def trained(base, modules, dtype, type_):
     return attached
 
 
-def loaded(attached):
-    return {
-        id_: LayerNetwork(attached.type, {s: t.detach() for s, t in tensors.items()})
-        for id_, tensors in attached.tensors.items()
+def saved(base, attached, folder):
+    """Return the layers of the network as they are read from a file of it."""
+    file = folder / "network.safetensors"
+    tensors = {
+        id_: {suffix: tensor.detach() for suffix, tensor in parts.items()}
+        for id_, parts in attached.tensors.items()
     }
+    write_network(file, tensors, base.layers, base.family.components)
+    network = read_network(file, base.layers, base.family.components)
+    assert (network.unmatched, network.layers.keys()) == ((), tensors.keys())
+    return network.layers
 
 
 def live(base, modules, networks):
@@ -96,19 +102,21 @@ def distance(a, b):
     )
 
 
-CASES = [(type_, torch.float64) for type_ in TRAINABLE_TYPES]
-CASES += [(type_, torch.float32) for type_ in ("lora", "loha", "lokr")]
+DORA = {"type": "lora", "dora": True}
+CASES = [({"type": type_}, torch.float64) for type_ in TRAINABLE_TYPES]
+CASES += [({"type": type_}, torch.float32) for type_ in ("lora", "loha", "lokr")]
+CASES += [(DORA, torch.float64)]
 
 
-@pytest.mark.parametrize(("type_", "dtype"), CASES)
-def test_training_live_and_baked_agree(base, dtype, type_):
+@pytest.mark.parametrize(("choices", "dtype"), CASES)
+def test_training_live_and_baked_agree(base, dtype, choices, tmp_path):
     tolerance = TOLERANCES[dtype]
     modules = fresh_modules(dtype)
     plain = outputs(modules)
-    attached = trained(base, modules, dtype, type_)
+    attached = trained(base, modules, dtype, choices)
     in_training = outputs(modules)
     attached.detach()
-    networks = loaded(attached)
+    networks = saved(base, attached, tmp_path)
     assert {id_.split(".")[0] for id_ in networks} == {"unet", "te1"}
     applied = live(base, modules, networks)
     merged = baked(base, dtype, networks, 1.0)

@@ -98,8 +98,8 @@ class NetworkType:
     create(shape, options, generator): fresh tensors whose delta is 0; `None` when the type cannot be trained.
     output(tensors, x, module, y): what the delta adds to the module's output y for input x, without building the delta; `None`
         when there is no cheaper path. Differentiable. Takes what `prepare` returns as well.
-    prepare(tensors, base, shape): the tensors with everything computed that stays the same while tensors and base do; live use
-        calls it once; `None` when nothing can be saved.
+    prepare(tensors, base, shape): the tensors with everything computed that stays the same while tensors and base do, in float32 at
+        least; live use calls it once, training at every step. Differentiable; `None` when nothing can be saved.
     low_rank(tensors, shape): the delta as a product; returns `None` for tensors whose product costs more than `output`.
     extract(delta, rank): the tensors whose delta is nearest to `delta`; `None` where undefined.
     bias: the suffix whose presence tells that the delta has a part for the layer's bias, so that a plan knows it without computing;

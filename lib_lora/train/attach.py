@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,7 @@ from lib_lora.errors import UnmatchedError, UsageError
 from lib_lora.families.table import Family, Layer
 from lib_lora.networks.compose import NETWORK_TYPES
 from lib_lora.networks.contract import CreateOptions, LayerShape, NetworkType
+from lib_lora.networks.dora import with_dora
 from lib_lora.train.config import NetworkConfig
 from lib_lora.train.objective import stream
 
@@ -69,7 +70,8 @@ def selected_layers(
 
 
 def _kind(config: NetworkConfig) -> NetworkType:
-    return next(kind for kind in NETWORK_TYPES if kind.id == config.type)
+    kind = next(kind for kind in NETWORK_TYPES if kind.id == config.type)
+    return with_dora(kind) if config.dora else kind
 
 
 def attach(
@@ -93,7 +95,7 @@ def attach(
     for id_, layer in layers.items():
         module = modules[id_]
         weight = module.get_parameter("weight")
-        options = _options(config, LayerShape(layer.shape), dtype)
+        options = replace(_options(config, LayerShape(layer.shape)), dtype=dtype, base=weight)
         fresh = kind.create(LayerShape(tuple(weight.shape)), options, stream(seed, id_))
         for suffix in kind.trainable & fresh.keys():
             fresh[suffix] = fresh[suffix].to(weight.device).requires_grad_(True)
@@ -102,12 +104,16 @@ def attach(
     return Attached(kind, tensors, tuple(handles))
 
 
-def _options(config: NetworkConfig, shape: LayerShape, dtype: torch.dtype) -> CreateOptions:
-    """Return rank and alpha of a layer; a 3x3 convolution has its own rank and the same scale."""
-    if any(size > 1 for size in shape.kernel):
-        alpha = config.alpha * config.conv_rank / config.rank
-        return CreateOptions(config.conv_rank, alpha, dtype)
-    return CreateOptions(config.rank, config.alpha, dtype)
+def _options(config: NetworkConfig, shape: LayerShape) -> CreateOptions:
+    """Return what a configuration chooses for a layer; a 3x3 convolution has its own rank and the same scale."""
+    own = any(size > 1 for size in shape.kernel)
+    return CreateOptions(
+        rank=config.conv_rank if own else config.rank,
+        alpha=config.conv_alpha if own else config.alpha,
+        rank_stabilized=config.rank_stabilized,
+        tucker=config.tucker,
+        factor=config.factor,
+    )
 
 
 def _branch(kind: NetworkType, tensors: Mapping[str, Tensor]) -> Callable[..., Tensor]:
@@ -117,8 +123,12 @@ def _branch(kind: NetworkType, tensors: Mapping[str, Tensor]) -> Callable[..., T
 
     def add_output(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
         (x,) = args
-        # Only what is trained takes the base's dtype: a rounded alpha would change the scale.
-        cast = {s: t.to(x.dtype) if s in kind.trainable else t for s, t in tensors.items()}
+        ready = tensors
+        if kind.prepare is not None:
+            weight = module.get_parameter("weight")
+            ready = kind.prepare(tensors, weight, LayerShape(tuple(weight.shape)))
+        # Single numbers do not take the base's dtype: a rounded alpha would change the scale.
+        cast = {suffix: t.to(x.dtype) if t.dim() else t for suffix, t in ready.items()}
         return output + branch(cast, x, module, output)
 
     return add_output

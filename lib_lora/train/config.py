@@ -6,6 +6,7 @@ The defaults stand here and nowhere else; a preset or a configuration file is a 
 from __future__ import annotations
 
 import dataclasses
+import math
 import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -13,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from lib_lora.errors import ConfigError, UsageError, did_you_mean
-from lib_lora.networks.compose import NETWORK_TYPES
+from lib_lora.networks.compose import NETWORK_TYPES, WITH_MAGNITUDES
 from lib_lora.train.fields import about, from_text, read_section
 
 TRAINABLE_TYPES = tuple(kind.id for kind in NETWORK_TYPES if kind.create is not None)
+DORA_BASES = tuple(kind.id for kind in WITH_MAGNITUDES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +73,11 @@ class NetworkConfig:
     )
     alpha: float = field(
         default=16.0,
-        metadata=about("Alpha", "The network is scaled by alpha / rank.", (0.01, 4096.0)),
+        metadata=about(
+            "Alpha",
+            "The network is scaled by alpha / rank, or alpha / sqrt(rank) if rank-stabilized.",
+            (0.01, 4096.0),
+        ),
     )
     conv_rank: int = field(
         default=0,
@@ -81,6 +87,35 @@ class NetworkConfig:
             (0, 1024),
         ),
     )
+    dora: bool = field(
+        default=False,
+        metadata=about(
+            "DoRA",
+            f"Train the size of every output apart from its direction: {', '.join(DORA_BASES)}.",
+        ),
+    )
+    rank_stabilized: bool = field(
+        default=False,
+        metadata=about(
+            "Rank-stabilized",
+            "Divide alpha by the root of the rank, so that a higher rank learns as fast.",
+        ),
+    )
+    tucker: bool = field(
+        default=False,
+        metadata=about(
+            "Tucker",
+            "Give the kernel of a 3x3 convolution a core of its own: lora, loha, lokr, glora.",
+        ),
+    )
+    factor: int = field(
+        default=-1,
+        metadata=about(
+            "LoKr factor",
+            "Largest size of LoKr's smaller factor, where a larger one makes a smaller file; -1 is the most even split.",
+            (-1, 4096),
+        ),
+    )
     unet: bool = field(
         default=True, metadata=about("Train the UNet", "Put the network on the UNet.")
     )
@@ -88,6 +123,12 @@ class NetworkConfig:
         default=False,
         metadata=about("Train the text encoder", "Put the network on the text encoder too."),
     )
+
+    @property
+    def conv_alpha(self) -> float:
+        """Return the alpha of 3x3 convolutions, which gives them the scale of the rest."""
+        ratio = self.conv_rank / self.rank
+        return self.alpha * (math.sqrt(ratio) if self.rank_stabilized else ratio)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -303,8 +344,8 @@ def with_settings(
 
 def _cross_problems(sections: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str]]:
     """Find what is wrong between fields; a field that is wrong by itself is `None` and says so already."""
-    size, out = sections["data"]["size"], sections["saving"]["out"]
-    network, schedule = sections["network"], sections["schedule"]
+    size, saving = sections["data"]["size"], sections["saving"]
+    out, network, schedule = saving["out"], sections["network"], sections["schedule"]
     steps, warmup = schedule["steps"], schedule["warmup"]
     checks = (
         ("data.size", size is not None and size % 8 != 0, f"Must be divisible by 8; found {size}."),
@@ -312,6 +353,18 @@ def _cross_problems(sections: Mapping[str, Mapping[str, Any]]) -> list[tuple[str
             "network",
             network["unet"] is False and network["text_encoder"] is False,
             "Nothing would be trained: set unet or text_encoder to true.",
+        ),
+        (
+            "network.dora",
+            network["dora"] is True and network["type"] not in (*DORA_BASES, None),
+            f"Goes with {', '.join(DORA_BASES)}; the type is {network['type']}.",
+        ),
+        ("network.factor", network["factor"] == 0, "Must be -1, or 1 and more; found 0."),
+        (
+            "saving.dialect",
+            saving["dialect"] == "diffusers"
+            and (network["type"] not in ("lora", None) or network["tucker"] is True),
+            "The diffusers names hold plain LoRA and its DoRA alone; choose kohya.",
         ),
         (
             "schedule.warmup",

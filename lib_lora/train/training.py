@@ -16,10 +16,11 @@ from lib_lora.errors import LoraError, UsageError
 from lib_lora.formats.checkpoint import Checkpoint, open_checkpoint
 from lib_lora.formats.metadata import TrainedFacts, base_facts, trained_metadata
 from lib_lora.formats.network_file import write_network
+from lib_lora.networks.dora import MAGNITUDE
 from lib_lora.train.attach import Attached, attach, selected_layers
 from lib_lora.train.base_model import live_modules, load_base_model
 from lib_lora.train.cache import Captions, Latents, encode_captions, encode_pictures, tokenize
-from lib_lora.train.config import TrainConfig
+from lib_lora.train.config import NetworkConfig, TrainConfig
 from lib_lora.train.dataset import Picture, find_pictures
 from lib_lora.train.loop import Ending, Loop, Material, Watcher
 from lib_lora.train.optim import Optimizer, flatten
@@ -28,6 +29,8 @@ from lib_lora.train.state import State, check_space, read_state, write_state
 COMPUTE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 SAVED_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 NAMED_PROBLEMS = 10
+LYCORIS_MODULE = "lycoris.kohya"
+LYCORIS_ALGORITHMS = {"lora": "locon", "oft": "diag-oft"}  # where it does not call a type as we do
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +99,10 @@ class Disk:
         """Write the network as it is; raises LoraError when the precision of the file cannot hold it."""
         check_space(file.parent, self._bytes())
         dtype = SAVED_DTYPES[self._config.saving.dtype]
-        trainable = self._attached.type.trainable
+        # A rounded magnitude would move the base's own weights, and it is one number for a whole row.
+        rounded = self._attached.type.trainable - {MAGNITUDE}
         tensors = {
-            id_: {s: t.detach().to(dtype) if s in trainable else t for s, t in parts.items()}
+            id_: {s: t.detach().to(dtype) if s in rounded else t.detach() for s, t in parts.items()}
             for id_, parts in self._attached.tensors.items()
         }
         for id_, parts in tensors.items():
@@ -282,12 +286,26 @@ def _settings(config: TrainConfig) -> dict[str, str | int | float | bool]:
         "caption_dropout_rate": config.data.caption_dropout,
         "mixed_precision": "no" if config.run.precision == "fp32" else config.run.precision,
         "seed": config.run.seed,
-        "network_args": json.dumps(_convolutions(config)),
+        **_network_settings(config.network),
     }
 
 
-def _convolutions(config: TrainConfig) -> dict[str, str]:
-    """Name rank and alpha of the convolutions; they share the scale of the rest."""
-    rank = config.network.conv_rank
-    alpha = config.network.alpha * rank / config.network.rank
-    return {"conv_dim": str(rank), "conv_alpha": f"{alpha:g}"} if rank else {}
+def _network_settings(config: NetworkConfig) -> dict[str, str]:
+    """Name what else there is to tell of the network: kohya's own knows plain LoRA, LyCORIS' every type, in its words."""
+    convolutions = {"conv_dim": str(config.conv_rank), "conv_alpha": f"{config.conv_alpha:g}"}
+    told = convolutions if config.conv_rank else {}
+    chosen = {
+        "dora_wd": config.dora,
+        "rs_lora": config.rank_stabilized,
+        "use_tucker": config.tucker,
+        "factor": config.factor if config.type == "lokr" else False,
+    }
+    lycoris = {name: str(value) for name, value in chosen.items() if value is not False}
+    if config.type == "lora" and not lycoris:
+        return {"network_args": json.dumps(told)}
+    return {
+        "network_module": LYCORIS_MODULE,
+        "network_args": json.dumps(
+            {"algo": LYCORIS_ALGORITHMS.get(config.type, config.type), **told, **lycoris}
+        ),
+    }

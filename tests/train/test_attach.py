@@ -13,6 +13,7 @@ from lib_lora.train.config import NetworkConfig
 from tests.golden_data import golden, shapes_of
 
 FACTS = golden("sd15")
+LINEAR = "unet.down_blocks.0.attentions.0.transformer_blocks.0.attn1.to_q"
 RECORDED = {name: ".".join(place[:2]) for name, place in FACTS["kohya"].items()}
 
 
@@ -82,6 +83,45 @@ def test_the_network_stays_in_float32_on_a_smaller_base(unet, tiny):
     output.float().square().sum().backward()
     assert {t.dtype for t in attached.trainable("unet")} == {torch.float32}
     assert any(bool(t.grad.abs().sum() > 0) for t in attached.trainable("unet"))
+
+
+def test_a_fresh_dora_changes_nothing_and_its_magnitudes_are_exact_on_a_smaller_base(unet, tiny):
+    unet = unet.to(torch.bfloat16)
+    layer = unet.get_submodule(LINEAR.removeprefix("unet."))
+    x = torch.randn(4000, layer.in_features, generator=torch.Generator().manual_seed(0)).bfloat16()
+    before = layer(x)
+    attached = attached_to(unet, tiny, dora=True)
+    assert attached.type.id == "dora-lora"
+    sizes = attached.tensors[LINEAR]["dora_scale"]
+    expected = layer.weight.float().norm(dim=1, keepdim=True)
+    torch.testing.assert_close(sizes, expected, rtol=1e-6, atol=0)
+    assert torch.equal(layer(x), before)
+    sizes.data *= 1.01
+    y, right = layer(x).detach().float(), before.float()
+    # Magnitudes in bfloat16 would be off by up to 0.004, each for a whole row; outputs in it are, but not on average.
+    ratios = (y * right).sum(0) / right.square().sum(0)
+    assert float((ratios - 1.01).abs().max()) < 1e-3
+
+
+@pytest.mark.parametrize(
+    ("choices", "shapes"),
+    [
+        ({"type": "lokr", "factor": 2}, {"lokr_w1": (2, 2)}),
+        ({"type": "lokr", "factor": 8}, {"lokr_w1": (4, 4)}),
+        ({"rank_stabilized": True}, {"alpha": ()}),
+    ],
+)
+def test_options_of_a_type_reach_it(unet, tiny, choices, shapes):
+    tensors = attached_to(unet, tiny, **choices).tensors[LINEAR]
+    assert {suffix: tuple(tensors[suffix].shape) for suffix in shapes} == shapes
+    if "rank_stabilized" in choices:
+        assert float(tensors["alpha"]) / 4 == pytest.approx(2.0 / 4**0.5)
+
+
+def test_a_core_is_for_convolutions(unet, tiny):
+    tensors = attached_to(unet, tiny, conv_rank=3, tucker=True).tensors
+    assert tensors["unet.down_blocks.0.resnets.0.conv1"]["lora_mid.weight"].shape == (3, 3, 3, 3)
+    assert "lora_mid.weight" not in tensors[LINEAR]
 
 
 def test_norms_are_trained_where_the_type_is_theirs(unet, tiny):

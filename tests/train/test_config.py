@@ -6,6 +6,7 @@ import json
 import pytest
 
 from lib_lora.errors import ConfigError, UsageError
+from lib_lora.networks.compose import NETWORK_TYPES
 from lib_lora.train.config import SECTIONS, TrainConfig, with_settings
 
 MINIMAL = {
@@ -61,6 +62,41 @@ def test_all_problems_come_in_one_error():
         "saving.out": "Must end in .safetensors; found 'lora.ckpt'.",
         "run": "A section holds keys and values; found [].",
     }
+
+
+@pytest.mark.parametrize(
+    ("network", "saving", "expected"),
+    [
+        (
+            {"type": "ia3", "dora": True},
+            {},
+            {"network.dora": "Goes with lora, loha, lokr; the type is ia3."},
+        ),
+        ({"factor": 0}, {}, {"network.factor": "Must be -1, or 1 and more; found 0."}),
+        *(
+            (
+                network,
+                {"dialect": "diffusers"},
+                {
+                    "saving.dialect": "The diffusers names hold plain LoRA and its DoRA alone; choose kohya."
+                },
+            )
+            for network in ({"type": "loha"}, {"tucker": True, "conv_rank": 4})
+        ),
+    ],
+)
+def test_what_a_network_type_cannot_is_refused(network, saving, expected):
+    raw = {**MINIMAL, "network": network, "saving": {**MINIMAL["saving"], **saving}}
+    assert problems_of(raw) == expected
+    TrainConfig.from_dict({**raw, "network": {"type": "lora", "dora": True}})
+
+
+def test_every_type_that_can_be_created_can_be_chosen():
+    (field,) = (f for f in dataclasses.fields(SECTIONS["network"]) if f.name == "type")
+    assert field.metadata["choices"] == tuple(k.id for k in NETWORK_TYPES if k.create)
+    for type_ in ("lora", "loha", "lokr"):
+        raw = {**MINIMAL, "network": {"type": type_, "dora": True, "tucker": True, "factor": 8}}
+        assert TrainConfig.from_dict(raw).network.dora is True
 
 
 def test_not_a_number_is_refused():

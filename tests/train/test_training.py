@@ -8,10 +8,13 @@ from PIL import Image
 
 from lib_lora.errors import LoraError, UsageError
 from lib_lora.formats.network_file import read_network
+from lib_lora.networks.compose import compose
 from lib_lora.train.training import train
 from tests.train.asked import asked_config
 from tests.train.pictures import make_pictures
 from tests.train.test_loop import Teller
+
+QUERY = "unet.down_blocks.0.attentions.0.transformer_blocks.0.attn1.to_q"
 
 
 class Noter(Teller):
@@ -127,6 +130,42 @@ def test_precision_and_dialect_of_the_file(asked, tiny, tmp_path):
     file = read_network(result.file, tiny.checkpoint.layers, tiny.checkpoint.family.components)
     assert file.dialect == "diffusers"
     assert {n.tensors["lora_down.weight"].dtype for n in file.layers.values()} == {torch.bfloat16}
+
+
+CHOICES = {
+    "lora": ({"dora": True}, "dora-lora", "locon"),
+    "loha": ({"tucker": True}, "loha", "loha"),
+    "lokr": ({"factor": 4}, "lokr", "lokr"),
+    "ia3": ({}, "ia3", "ia3"),
+}
+SAVED_AS_ASKED = {
+    "lora": ("lora_down.weight", "lora_up.weight"),
+    "loha": ("hada_w1_a", "hada_w2_b"),
+    "lokr": ("lokr_w1",),
+    "ia3": ("weight",),
+}
+
+
+@pytest.mark.parametrize("type_", CHOICES)
+def test_a_network_of_another_type_is_read_back_as_it_was_trained(asked, tiny, tmp_path, type_):
+    choices, read_as, algorithm = CHOICES[type_]
+    network = {"type": type_, "conv_rank": 2, "text_encoder": True, **choices}
+    config = asked(network=network, schedule={"steps": 2, "batch": 1}, saving={"dtype": "fp16"})
+    result = trained(config, tmp_path / "run")
+    base = tiny.checkpoint
+    file = read_network(result.file, base.layers, base.family.components)
+    assert (file.dialect, file.unmatched) == ("kohya", ())
+    assert {network.type.id for network in file.layers.values()} == {read_as}
+    assert {id_.split(".")[0] for id_ in file.layers} == {"unet", "te1"}
+    tensors = file.layers[QUERY].tensors
+    assert {tensors[suffix].dtype for suffix in SAVED_AS_ASKED[type_]} == {torch.float16}
+    if type_ == "lora":  # rounded magnitudes would move the base's own rows
+        assert tensors["dora_scale"].dtype == torch.float32
+    assert json.loads(file.metadata["ss_network_args"])["algo"] == algorithm
+    assert file.metadata["ss_network_module"] == "lycoris.kohya"
+    weight = tiny.unet.get_submodule(QUERY.removeprefix("unet.")).weight.double()
+    change = compose(weight, [(file.layers[QUERY], 1.0)]).weight
+    assert float(change.abs().max()) > 1e-6
 
 
 def test_leaving_before_the_first_step(asked, tmp_path):
