@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from pathlib import Path
 from PIL.Image import Image
 from PIL.PngImagePlugin import PngInfo
 
+from lib_lora.demo.outputs import whole
 from lib_lora.errors import UsageError
 from lib_lora.host import Evaluation, Generated, GenerateRequest
 from lib_lora.hosts.diffusers import DiffusersHost
@@ -49,6 +51,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def run(args: argparse.Namespace) -> int:
     """Draw the picture, write it with its settings, and the trace when asked for."""
+    check_file(args.out, ".png")
+    if args.trace is not None:
+        check_file(args.trace, ".json")
     for folder in args.lora_dir:
         if not folder.is_dir():
             raise UsageError(f"{folder} is no folder.")
@@ -71,8 +76,20 @@ def run(args: argparse.Namespace) -> int:
     save_picture(made.image, infotext(request, args.base.stem, made.notes), args.out)
     if args.trace is not None:
         args.trace.parent.mkdir(parents=True, exist_ok=True)
-        args.trace.write_text(json.dumps(trace_rows(made), indent=1) + "\n", encoding="utf-8")
+        with whole(args.trace) as part:
+            part.write_text(json.dumps(trace_rows(made), indent=1) + "\n", encoding="utf-8")
     return 0
+
+
+def check_file(file: Path, suffix: str) -> None:
+    """Refuse a file that could not be written once the picture is drawn, or that is of another kind, as a base model is."""
+    if file.suffix.lower() != suffix or file.is_dir():
+        raise UsageError(f"{str(file)!r} is not accepted here: name a file that ends in {suffix}.")
+    folder = next(path for path in file.absolute().parents if path.exists())
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise UsageError(
+            f"{str(file)!r} cannot be written: {str(folder)!r} is no folder to write in."
+        )
 
 
 def infotext(request: GenerateRequest, model: str, notes: Sequence[str]) -> str:
@@ -97,9 +114,8 @@ def save_picture(image: Image, parameters: str, out: Path) -> None:
     chunks = PngInfo()
     chunks.add_itxt("parameters", parameters)
     out.parent.mkdir(parents=True, exist_ok=True)
-    part = out.with_name(f"{out.name}.part")
-    image.save(part, format="PNG", pnginfo=chunks)
-    part.replace(out)
+    with whole(out) as part:
+        image.save(part, format="PNG", pnginfo=chunks)
 
 
 def trace_rows(made: Generated) -> list[dict[str, object]]:

@@ -33,6 +33,7 @@ log = logging.getLogger(__name__)
 
 SUFFIX = ".safetensors"
 SIDE = 8
+SEEDS = 2**64
 
 Uses = Sequence[tuple[NetworkUse, LoadedNetwork]]
 
@@ -234,6 +235,10 @@ class DiffusersHost:
     def _decode(self, latents: Tensor) -> list[Image.Image]:
         latent = self._base.checkpoint.family.latent
         pixels = self._base.vae.decode(latents / latent.scale + latent.shift).sample
+        if not pixels.isfinite().all():
+            raise LoraError(
+                "The picture came out as no numbers: lower the strength of its LoRAs, or the guidance."
+            )
         levels = ((pixels + 1) * 127.5).round().clamp(0, 255).byte()
         return [Image.fromarray(picture) for picture in levels.permute(0, 2, 3, 1).cpu().numpy()]
 
@@ -257,6 +262,9 @@ def _common(requests: Sequence[GenerateRequest], parsed: Sequence[Parsed]) -> Ge
     for request, words in zip(others, parsed[1:], strict=True):
         if _settings(request) != _settings(first) or words.uses != parsed[0].uses:
             raise UsageError("The pictures of one batch may differ in words and seed alone.")
+    for seed in (request.seed for request in requests):
+        if not 0 <= seed < SEEDS:
+            raise UsageError(f"Seed {seed}: whole numbers from 0 to {SEEDS - 1} are accepted.")
     if min(first.width, first.height) < SIDE or first.width % SIDE or first.height % SIDE:
         raise UsageError(f"{first.width}x{first.height} pixels: sides must be multiples of {SIDE}.")
     return first

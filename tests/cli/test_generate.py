@@ -76,6 +76,12 @@ def test_what_is_left_out_is_told_and_written(folder, tmp_path, capsys):
         (["--size", "big"], 2, "--size 'big': WIDTHxHEIGHT in pixels is accepted"),
         (["--lora-dir", "nowhere"], 2, "nowhere is no folder."),
         (["--base", "nothing.safetensors"], 1, "nothing.safetensors"),
+        (["--out", "picture.jpg"], 2, "name a file that ends in .png"),
+        (["--trace", "trace.png"], 2, "name a file that ends in .json"),
+        (["--seed", "-1"], 2, "Seed -1: whole numbers from 0 to 18446744073709551615"),
+        (["--seed", str(2**64)], 2, f"Seed {2**64}: whole numbers from 0"),
+        (["--cfg", "nan", "--steps", "1"], 1, "no numbers: lower the strength"),
+        (["--cfg", "1e39", "--steps", "1"], 1, "no numbers: lower the strength"),
     ],
 )
 def test_wrong_arguments_end_in_one_sentence(folder, tmp_path, capsys, arguments, code, sentence):
@@ -87,6 +93,18 @@ def test_wrong_arguments_end_in_one_sentence(folder, tmp_path, capsys, arguments
     assert sentence in error
     assert error.count("\n") == 1
     assert not out.exists()
+
+
+def test_a_place_that_takes_no_file_is_refused_before_the_base_is_read(folder, tmp_path, capsys):
+    base = folder / "tiny-0.safetensors"
+    before = base.read_bytes()
+    (tmp_path / "folder.png").mkdir()
+    (tmp_path / "file").touch()
+    for out in (base, tmp_path / "folder.png", tmp_path / "file/new/picture.png", tmp_path):
+        assert main(["generate", "--base", "none", "--prompt", "a", "--out", str(out)]) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+    assert base.read_bytes() == before
+    assert {each.name for each in tmp_path.iterdir()} == {"folder.png", "file"}
 
 
 def test_settings_with_separators_are_quoted():
