@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from modules import extra_networks, patches, shared
+from modules import devices, extra_networks, patches, shared
 from modules.processing import StableDiffusionProcessing
 
 from lib_lora.errors import LoraError
@@ -72,7 +72,7 @@ class CutIn:
         with self._reporting(p) as picture:
             if picture is not None:
                 _report(p, picture.bind())
-                picture.step(params.denoiser, float(params.sigma.max()))
+                picture.step(params)
 
     def disarm(self, params: Any) -> None:
         """Switch every network off: the evaluation is over."""
@@ -121,11 +121,25 @@ class CutIn:
             data: Data,
             hires_steps: int | None = None,
         ) -> Any:
-            self._arm_encoders(p, "base" if hires_steps is None else "hires")
+            def encode() -> Any:
+                old = shared.opts.use_old_scheduling
+                with devices.autocast():
+                    return function(shared.sd_model, prompts, steps, hires_steps, old)
+
+            pass_name: PassName = "base" if hires_steps is None else "hires"
+            with self._reporting(p) as picture:
+                if picture is not None:
+                    _report(p, picture.bind())
+                    picture.arm_encoders(pass_name)
             try:
-                return original(p, function, prompts, steps, caches, data, hires_steps)
+                first = original(p, function, prompts, steps, caches, data, hires_steps)
             finally:
                 self._disarm()
+            with self._reporting(p) as picture:
+                if picture is not None:
+                    picture.encode_curves(pass_name, prompts, first, encode)
+            self._disarm()
+            return first
 
         return get_conds_with_caching
 
@@ -140,12 +154,6 @@ class CutIn:
         with self._reporting(p) as picture:
             _report(p, picture.bind())
             picture.add_hashes()
-
-    def _arm_encoders(self, p: Any, pass_name: PassName) -> None:
-        with self._reporting(p) as picture:
-            if picture is not None:
-                _report(p, picture.bind())
-                picture.encode(pass_name)
 
     @contextmanager
     def _reporting(self, p: Any) -> Iterator[Any]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from modules import sd_unet, shared
@@ -15,6 +14,15 @@ from lib_lora.apply.session import Session
 from lib_lora.errors import UsageError
 from lib_lora.formats.checkpoint import open_checkpoint
 from lib_lora.hosts.a1111_clock import Built, built_by, clock_of
+from lib_lora.hosts.a1111_encoders import (
+    Encoded,
+    Strengths,
+    choose,
+    keep,
+    knots_of,
+    steps_of,
+    strengths_at,
+)
 from lib_lora.hosts.a1111_model import (
     absent_note,
     add_hashes,
@@ -23,9 +31,7 @@ from lib_lora.hosts.a1111_model import (
     network_files,
 )
 from lib_lora.hosts.reading import Uses, read_uses
-from lib_lora.schedule.curve import Moment, NetworkUse, PassName
-
-_START = Moment(progress=0.0, step=0.0, sigma=math.inf, steps=1)
+from lib_lora.schedule.curve import NetworkUse, PassName
 
 
 class Picture:
@@ -76,19 +82,32 @@ class Picture:
         """Add the networks that act to the infotext's `Lora hashes`."""
         add_hashes(self._p(), [use.name for use, _ in self._uses])
 
-    def encode(self, pass_name: PassName) -> None:
+    def arm_encoders(self, pass_name: PassName) -> None:
         """Arm the text encoders with the strengths that a pass starts with."""
-        strengths = [use.strength("te", _START, pass_name) for use, _ in self._uses]
-        self._session.encode(dict(enumerate(strengths)))
+        self._arm(self._knots(pass_name)[0][1])
 
-    def step(self, denoiser: Any, level: float) -> None:
-        """Arm the UNet with the strengths of the evaluation at this sigma or timestep."""
+    def encode_curves(
+        self, pass_name: PassName, prompts: Any, first: Any, encode: Callable[[], Any]
+    ) -> None:
+        """Encode prompts under the other strengths that a pass will have; `first` is what they are under those of its start."""
+        knots = self._knots(pass_name)
+        conds = {knots[0][1]: first}
+        for _, strengths in knots:
+            if strengths not in conds:
+                self._arm(strengths)
+                conds[strengths] = encode()
+        keep(self._p(), pass_name, prompts, Encoded(knots, conds))
+
+    def step(self, params: Any) -> None:
+        """Arm the UNet with the strengths of the evaluation that follows, and choose its conditionings."""
+        denoiser = params.denoiser
+        pass_name: PassName = "hires" if getattr(denoiser.p, "is_hr_pass", False) else "base"
         built = built_by(denoiser.sampler)
         if built is not self._built:
-            hires = getattr(denoiser.p, "is_hr_pass", False)
-            self._session.begin_pass(clock_of(denoiser), "hires" if hires else "base")
+            self._session.begin_pass(clock_of(denoiser), pass_name)
             self._built = built
-        self._session.step(level)
+        moment = self._session.step(float(params.sigma.max()))
+        choose(params, moment, strengths_at(self._uses, moment, pass_name), pass_name)
 
     def disarm(self) -> None:
         """Switch every network off until the next `step` or `encode`."""
@@ -100,6 +119,12 @@ class Picture:
         if self._guard is not None:
             self._guard.remove()
         self._uses, self._guard, self._bound, self._built = (), None, (), None
+
+    def _knots(self, pass_name: PassName) -> list[tuple[float, Strengths]]:
+        return knots_of(self._uses, pass_name, steps_of(self._p(), pass_name))
+
+    def _arm(self, strengths: Strengths) -> None:
+        self._session.encode(dict(enumerate(strengths)))
 
     def _after_unet(self, unet: nn.Module, inputs: tuple[Any, ...], output: object) -> None:
         if output is None:  # it raised, and the host's callback after an evaluation will not come

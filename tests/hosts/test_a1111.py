@@ -70,6 +70,32 @@ def test_the_text_encoder_has_the_strength_that_the_tag_says(host):
     assert not agree(context, host.baked(a=(0, 0.42)).cond_stage_model(words))
 
 
+@pytest.mark.parametrize("steps", [4, 12])
+def test_a_text_encoder_curve_is_encoded_for_every_evaluation(host, steps):
+    host.draw("a fox <lora:a:te=0@0,1@1:unet=0>", steps=steps)
+    for index, (_, _, context, _) in enumerate(evaluations(host)):
+        twin = host.baked(a=(0, index / (steps - 1)))
+        # This encoder is linear, so that a mixture of two is exact; a real one's is not.
+        assert agree(context, twin.cond_stage_model(["a fox ", ""]))
+        assert not agree(context, host.baked(a=(0, 1.05)).cond_stage_model(["a fox ", ""]))
+
+
+def test_a_text_encoder_that_jumps_is_never_in_between(host):
+    host.draw("a fox <lora:a:te=0@0,1@0.5|step:unet=0>", steps=12)
+    off, on = (host.baked(a=(0, s)).cond_stage_model(["a fox ", ""]) for s in (0, 1))
+    contexts = [context for _, _, context, _ in evaluations(host)]
+    assert all(agree(context, off) for context in contexts[:6])
+    assert all(agree(context, on) for context in contexts[6:])
+
+
+def test_a_text_encoder_curve_of_the_hires_pass(host):
+    host.draw("a fox <lora:a:te=1:unet=0:hrte=0@0,0.6@1>", enable_hr=True)
+    seen = evaluations(host)
+    for evaluation, strength in ((seen[0], 1), (seen[4], 0), (seen[7], 0.6)):
+        words = host.baked(a=(0, strength)).cond_stage_model(["a fox "])
+        assert agree(evaluation[2][:1], words)
+
+
 def test_static_tags_are_the_hosts_alone(host):
     with_ours = host.draw("a fox <lora:a:0.8:0.5>")
     assert networks.loaded_networks == [("a", 0.8, 0.5)]

@@ -3,6 +3,7 @@
 import torch
 
 from modules import extra_networks, shared
+from modules.prompt_parser import SdConditioning
 from modules.sd_samplers_kdiffusion import KDiffusionSampler
 from modules.sd_samplers_timesteps import CompVisSampler
 
@@ -17,6 +18,7 @@ class StableDiffusionProcessing:
     prompts = None
     cfg_scale = 3.0
     denoising_strength = 0.5
+    hr_second_pass_steps = 0
 
     def __init__(self, *prompts, steps=4, sampler="Euler", n_iter=1, enable_hr=False, hr_prompt=""):
         self.all_prompts, self.steps, self.sampler_name = prompts, steps, sampler
@@ -37,8 +39,9 @@ class StableDiffusionProcessing:
         return caches[0][1]
 
     def setup_conds(self):
-        self.uc = self._conds([""] * len(self.prompts), self.cached_uc, self.extra_network_data)
-        self.c = self._conds(self.prompts, self.cached_c, self.extra_network_data)
+        negative = SdConditioning([""] * len(self.prompts), is_negative_prompt=True)
+        self.uc = self._conds(negative, self.cached_uc, self.extra_network_data)
+        self.c = self._conds(SdConditioning(self.prompts), self.cached_c, self.extra_network_data)
 
     def get_conds(self):
         return (self.hr_c if self.is_hr_pass else self.c), self.uc
@@ -63,7 +66,7 @@ class StableDiffusionProcessing:
         extra_networks.activate(self, self.hr_extra_network_data)
         data, caches = self.hr_extra_network_data, [self.cached_hr_c, self.cached_c]
         self.hr_c = self.get_conds_with_caching(
-            _encode, self.hr_prompts, self.steps, caches, data, self.steps
+            _encode, SdConditioning(self.hr_prompts), self.steps, caches, data, self.steps
         )
         x = sampler.sample_img2img(self, x, self.steps)
         self.is_hr_pass = False

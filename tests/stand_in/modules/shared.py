@@ -15,6 +15,7 @@ class OptionInfo:
 class Options:
     lora_functional = False
     lora_add_hashes_to_infotext = True
+    use_old_scheduling = False
 
     def __init__(self):
         self.data = {}

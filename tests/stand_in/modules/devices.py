@@ -1,0 +1,5 @@
+"""Precision."""
+
+from contextlib import nullcontext as autocast
+
+__all__ = ["autocast"]
