@@ -12,10 +12,9 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from lib_lora.apply.session import LoadedNetwork, Session
-from lib_lora.errors import LoraError, UsageError, did_you_mean
+from lib_lora.apply.session import Session
+from lib_lora.errors import LoraError, UsageError
 from lib_lora.formats.checkpoint import open_checkpoint
-from lib_lora.formats.network_file import Unmatched, read_network
 from lib_lora.host import (
     CheckpointInfo,
     Evaluation,
@@ -24,6 +23,7 @@ from lib_lora.host import (
     HostFlags,
     HostInfo,
 )
+from lib_lora.hosts.reading import Uses, read_uses
 from lib_lora.hosts.samplers import Walk, find_sampler, set_up
 from lib_lora.schedule.curve import Moment, NetworkUse, strengths_at
 from lib_lora.schedule.grammar import Parsed, parse_prompt
@@ -34,8 +34,6 @@ log = logging.getLogger(__name__)
 SUFFIX = ".safetensors"
 SIDE = 8
 SEEDS = 2**64
-
-Uses = Sequence[tuple[NetworkUse, LoadedNetwork]]
 
 
 class DiffusersHost:
@@ -155,22 +153,7 @@ class DiffusersHost:
     def _load(self, wanted: Sequence[NetworkUse]) -> tuple[Uses, list[str]]:
         """Return the networks of a prompt with their uses, and a note for whatever is left out."""
         files = {file.stem: file for file in reversed(self.networks())}
-        checkpoint = self._base.checkpoint
-        loaded: dict[str, LoadedNetwork] = {}
-        notes: list[str] = []
-        for name in dict.fromkeys(use.name for use in wanted):
-            if name not in files:
-                notes.append(f"There is no LoRA {name!r}. {_nearest(name, files)}")
-                continue
-            try:
-                file = read_network(files[name], checkpoint.layers, checkpoint.family.components)
-            except LoraError as error:
-                notes.append(f"The LoRA {name!r} is left out: {error}")
-                continue
-            loaded[name] = LoadedNetwork(name, file.layers)
-            if file.unmatched:
-                notes.append(_unmatched_note(name, file.unmatched))
-        return [(use, loaded[use.name]) for use in wanted if use.name in loaded], notes
+        return read_uses(wanted, files, self._base.checkpoint)
 
     def _contexts(
         self, session: Session, uses: Uses, walk: Walk, texts: Sequence[str]
@@ -276,15 +259,3 @@ def _settings(request: GenerateRequest) -> tuple[object, ...]:
 
 def _te_strengths(uses: Uses, moment: Moment) -> tuple[float, ...]:
     return tuple(use.strength("te", moment) for use, _ in uses)
-
-
-def _unmatched_note(name: str, unmatched: Sequence[Unmatched]) -> str:
-    first = unmatched[0]
-    return (
-        f"{len(unmatched)} tensors of the LoRA {name!r} are left out."
-        f" The first is {first.tensor!r}: {first.reason}."
-    )
-
-
-def _nearest(name: str, files: Mapping[str, Path]) -> str:
-    return did_you_mean(name, files) if files else "The LoRA folders hold no file."
