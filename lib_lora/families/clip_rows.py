@@ -13,6 +13,7 @@ from lib_lora.families.table import Part, Row
 
 MAX_LAYERS = 32
 BLOCK = "BASE"
+WRAPPER = "text_model."
 POSITION_IDS = "text_model.embeddings.position_ids"
 BUFFERS = ((POSITION_IDS, POSITION_IDS),)
 

@@ -12,14 +12,15 @@ from functools import reduce
 from lib_lora.errors import FileFormatError
 from lib_lora.families.clues import ALL, CLUES, CONTEXT_WIDTHS, CROSS_ATTENTION, NETWORK_MARKS, Ids
 from lib_lora.families.foreign import CHECKPOINT_PIECES, CONDITIONED, NETWORK_PIECES
-from lib_lora.families.sd1 import SD1, SD1_INPAINTING, UNET
+from lib_lora.families.sd1 import SD1, SD1_INPAINTING, SD1_UNWRAPPED, UNET
 from lib_lora.families.sd2 import SD2, SD2_EPSILON
 from lib_lora.families.sd3 import SD3, SD35_LARGE, SD35_MEDIUM
 from lib_lora.families.sdxl import SDXL, SDXL_REFINER
 from lib_lora.families.table import Component, Family, Objective, Shapes
 
 FAMILIES: tuple[Family, ...] = (
-    *(SD1, SD1_INPAINTING, SD2, SD2_EPSILON, SDXL, SDXL_REFINER),
+    *(SD1, SD1_INPAINTING, SD1_UNWRAPPED),
+    *(SD2, SD2_EPSILON, SDXL, SDXL_REFINER),
     *(SD3, SD35_MEDIUM, SD35_LARGE),
 )
 NETWORK_FAMILIES: tuple[Family, ...] = (SD1, SD2, SDXL, SDXL_REFINER, SD3)

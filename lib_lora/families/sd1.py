@@ -1,13 +1,14 @@
 """Stable Diffusion 1: one CLIP text encoder, a UNet with attention at the first three of four levels, 1x1 convolutions around it.
 
-Its inpainting models see a mask and the masked picture besides the latent: nine input channels.
+Its inpainting models see a mask and the masked picture besides the latent: nine input channels. A few old files lack the
+`text_model.` in the keys of the text encoder.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from lib_lora.families.clip_rows import BUFFERS, clip_rows
+from lib_lora.families.clip_rows import BUFFERS, WRAPPER, clip_rows
 from lib_lora.families.clip_rows import TRAINED as TRAINED_CLIP
 from lib_lora.families.table import Component, Family, Latent, Signature
 from lib_lora.families.unet_rows import TRAINED as TRAINED_UNET
@@ -30,12 +31,12 @@ SCHEDULE_BUFFERS = (
 )
 
 
-def _signature(channels: int) -> Signature:
+def _signature(channels: int, wrapper: str = WRAPPER) -> Signature:
     return Signature(
         present={
             f"{UNET}input_blocks.0.0.weight": (None, channels, None, None),
             f"{UNET}input_blocks.1.1.proj_in.weight": (None, None, None, None),
-            f"{CLIP}text_model.embeddings.token_embedding.weight": (None, None),
+            f"{CLIP}{wrapper}embeddings.token_embedding.weight": (None, None),
         },
         absent=(f"{UNET}label_emb.0.0.weight",),
     )
@@ -64,4 +65,13 @@ SD1_INPAINTING = replace(
     label="Stable Diffusion 1 inpainting",
     signature=_signature(INPAINTING_CHANNELS),
     architecture="stable-diffusion-v1-inpainting",
+)
+
+SD1_UNWRAPPED = replace(
+    SD1,
+    signature=_signature(LATENT_CHANNELS, wrapper=""),
+    components=tuple(
+        replace(component, unwritten=WRAPPER) if component.name == "te1" else component
+        for component in SD1.components
+    ),
 )

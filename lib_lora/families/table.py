@@ -8,7 +8,7 @@ family's name exists anywhere else.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -99,7 +99,8 @@ class Component:
 
     name: our word ("unet", "te1"); kohya: the prefix of kohya's flattened names ("lora_unet"); diffusers: the dotted prefix in
     diffusers files ("unet"); checkpoint: the key prefix in an original checkpoint; rows: every layer it may have; buffers: what
-    it has besides layers, as pairs of diffusers key and original key.
+    it has besides layers, as pairs of diffusers key and original key; unwritten: how the rows' keys begin where those of a checkpoint
+    do not, which is no difference to a network.
     """
 
     name: str
@@ -108,17 +109,21 @@ class Component:
     checkpoint: str
     rows: tuple[Row, ...]
     buffers: tuple[tuple[str, str], ...] = ()
+    unwritten: str = field(default="", compare=False)
 
     def expand(self, shapes: Shapes) -> tuple[Layer, ...]:
         """Return the layers whose weight is in a checkpoint, in the order of the rows."""
         return tuple(
-            self._layer(row, shapes) for row in self.rows if self.checkpoint + row.weight in shapes
+            self._layer(row, shapes) for row in self.rows if self._key(row.weight) in shapes
         )
 
+    def _key(self, key: str) -> str:
+        return self.checkpoint + key.removeprefix(self.unwritten)
+
     def _layer(self, row: Row, shapes: Shapes) -> Layer:
-        weight, bias = self.checkpoint + row.weight, self.checkpoint + row.bias
+        weight, bias = self._key(row.weight), self._key(row.bias)
         part = row.part
-        if row.lacking is not None and self.checkpoint + row.lacking[0] not in shapes:
+        if row.lacking is not None and self._key(row.lacking[0]) not in shapes:
             part = row.lacking[1]
         return Layer(
             component=self.name,

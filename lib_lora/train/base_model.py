@@ -19,7 +19,8 @@ from torch import nn
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer
 
 from lib_lora.errors import FileFormatError
-from lib_lora.families.sd1 import SD1
+from lib_lora.families.clip_rows import WRAPPER
+from lib_lora.families.sd1 import SD1, SD1_UNWRAPPED
 from lib_lora.families.table import Layer
 from lib_lora.formats.checkpoint import Checkpoint
 from lib_lora.formats.stream import TensorReader
@@ -56,7 +57,7 @@ def load_base_model(
     config: a diffusers configuration folder; `None` takes what lies beside the checkpoint, else the family's numbers. Raises
     FileFormatError when the folder describes another model, or the checkpoint is of a family that cannot be loaded yet.
     """
-    if checkpoint.family != SD1:
+    if checkpoint.family not in (SD1, SD1_UNWRAPPED):
         raise FileFormatError(
             f"{checkpoint.path.name} is a {checkpoint.family.label} checkpoint that predicts {checkpoint.family.objective}:"
             f" training and generation support {SD1.label} that predicts {SD1.objective} alone."
@@ -101,7 +102,7 @@ def live_modules(
     for id_, layer in layers.items():
         if layer.component in named:
             inner = named[layer.component]
-            found[id_] = inner.get(layer.path) or inner[layer.path.removeprefix("text_model.")]
+            found[id_] = inner.get(layer.path) or inner[layer.path.removeprefix(WRAPPER)]
     return found
 
 
@@ -230,11 +231,13 @@ def _with_sidecar(derived: Configs, sidecar: Path) -> Configs:
 def _load_text_encoder(checkpoint: Checkpoint, config: dict[str, object]) -> CLIPTextModel:
     accepted = {k: v for k, v in config.items() if k not in ("architectures", "model_type")}
     encoder = CLIPTextModel(CLIPTextConfig(**accepted))
-    (prefix,) = (c.checkpoint for c in checkpoint.family.components if c.name == "te1")
-    wanted = encoder.state_dict()
     with TensorReader(checkpoint.path) as reader:
-        for key, tensor in wanted.items():
-            stored = f"{prefix}text_model.{key.removeprefix('text_model.')}"
-            if stored in reader.header.tensors:
-                tensor.copy_(reader.read(stored))
+        for key, tensor in encoder.state_dict().items():
+            path, _, kind = key.removeprefix(WRAPPER).rpartition(".")
+            layer = checkpoint.layers.get(f"te1.{WRAPPER}{path}")
+            if layer is None:
+                continue
+            place = layer.bias if kind == "bias" else layer.weight
+            if place is not None:
+                tensor.copy_(reader.read(place.key))
     return encoder

@@ -40,6 +40,23 @@ def test_sd15_is_sd1():
     assert fitting(SD15) == {SD1.label}
 
 
+def test_old_sd1_files_lack_the_wrapper_of_the_text_encoder():
+    """The WebUI renames three beginnings of keys when it loads such a file (`checkpoint_dict_replacements_sd1`)."""
+    clip = "cond_stage_model.transformer."
+    old = {key.replace(f"{clip}text_model.", clip): shape for key, shape in SD15.items()}
+    assert old.keys() != SD15.keys()
+    family = detect_family(old)
+    assert (family.id, family.label, fitting(old)) == ("sd1", SD1.label, {SD1.label})
+    layers, usual = family.layers(old), SD1.layers(SD15)
+    assert layers.keys() == usual.keys()
+    for id_, layer in layers.items():
+        assert layer.shape == usual[id_].shape
+        for place, other in ((layer.weight, usual[id_].weight), (layer.bias, usual[id_].bias)):
+            assert (place and place.key) == (other and other.key.replace("text_model.", "")), id_
+    name = "lora_te_text_model_encoder_layers_0_mlp_fc1.lora_down.weight"
+    assert guess_network_family({name: (4, 768)}, family.components) is None
+
+
 def test_widths_and_the_depth_of_the_text_encoder_do_not_matter():
     narrow = {
         key: tuple(max(size // 8, 4) if size > 8 else size for size in shape)

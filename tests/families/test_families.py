@@ -119,4 +119,4 @@ def test_halves_are_swapped_in_the_last_block_of_a_small_model_too(name):
 def test_variants_of_a_family_share_their_components():
     by_id = {}
     for family in FAMILIES:
-        assert by_id.setdefault(family.id, family).components is family.components
+        assert by_id.setdefault(family.id, family).components == family.components

@@ -9,6 +9,7 @@ import torch
 
 from lib_lora.errors import FileFormatError
 from lib_lora.formats.checkpoint import open_checkpoint
+from lib_lora.formats.stream import TensorReader, write_tensors
 from lib_lora.train.base_model import (
     configs_from_shapes,
     find_configs,
@@ -44,6 +45,16 @@ def test_a_file_with_the_embedded_models_shapes_has_its_heads_wherever_it_lies(t
     for name, module in tiny.modules().items():
         loaded = base.modules()[name].state_dict()
         assert all(torch.equal(loaded[key], tensor) for key, tensor in module.state_dict().items())
+
+
+def test_a_text_encoder_without_the_wrapper_in_its_keys_is_the_same(tiny, alone):
+    with TensorReader(alone) as reader:
+        tensors = {key: reader.read(key).clone() for key in reader.header.tensors}
+    write_tensors(alone, {key.replace("text_model.", ""): t for key, t in tensors.items()}, {})
+    found = load_base_model(open_checkpoint(alone)).text_encoder.state_dict()
+    usual = tiny.text_encoder.state_dict()
+    assert found.keys() == usual.keys()
+    assert all(torch.equal(found[key], tensor) for key, tensor in usual.items())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
