@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from lib_lora.apply.branch import Branch
+from lib_lora.apply.strengths import Strengths
 
 
 def attach(layer: nn.Module, branch: Branch) -> RemovableHandle:
@@ -20,3 +21,12 @@ def attach(layer: nn.Module, branch: Branch) -> RemovableHandle:
         return output + branch.added(module, inputs[0], output).to(output.dtype)
 
     return layer.register_forward_hook(hook)
+
+
+def follow(unet: nn.Module, strengths: Strengths) -> RemovableHandle:
+    """Let every call of the UNet turn to the rows that it computes; the handle takes the hook off again."""
+
+    def hook(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        strengths.advance(len(inputs[0]) if inputs else 0)
+
+    return unet.register_forward_pre_hook(hook)

@@ -15,8 +15,9 @@ from types import TracebackType
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from lib_lora.apply.branch import Branch, Strengths
-from lib_lora.apply.hooks import attach
+from lib_lora.apply.branch import Branch
+from lib_lora.apply.hooks import attach, follow
+from lib_lora.apply.strengths import Strengths
 from lib_lora.networks.contract import LayerNetwork
 from lib_lora.schedule.clock import Clock
 from lib_lora.schedule.curve import Moment, NetworkUse, PassName
@@ -37,23 +38,43 @@ class LoadedNetwork:
     layers: Mapping[str, LayerNetwork]
 
 
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What one row of the UNet's batch computes.
+
+    uses: which of the session's uses act on it, by index, those of the prompt of its picture; `None` is all. negative: it is the
+    negative prompt's.
+    """
+
+    uses: frozenset[int] | None = None
+    negative: bool = False
+
+
 class Session:
     """A generation with scheduled networks: open, begin_pass, step, rebind, close; a context manager.
 
     Every method may be called again without harm; after `close` the modules compute what they computed before.
+    warnings: sentences for the person about what could not be done exactly, each once.
     """
 
     def __init__(self, uses: Sequence[tuple[NetworkUse, LoadedNetwork]]) -> None:
+        self.warnings: list[str] = []
         self._uses = tuple(uses)
         self._clock: Clock | None = None
         self._pass: PassName = "base"
         self._strengths: Strengths | None = None
         self._handles: list[RemovableHandle] = []
 
-    def open(self, modules: Modules) -> None:
-        """Build the branches for these modules and put the hooks on them; layers that no network touches get none."""
+    def open(self, modules: Modules, unet: nn.Module | None = None) -> None:
+        """Build the branches for these modules and put the hooks on them; layers that no network touches get none.
+
+        unet: what the host calls for some rows of the batch at a time, each time with those rows first among its arguments; not
+        needed where every call has all rows.
+        """
         self._detach()
-        self._strengths = Strengths(len(GROUPS) * len(self._uses))
+        self._strengths = Strengths(len(GROUPS) * len(self._networks()), self._warn)
+        if unet is not None:
+            self._handles.append(follow(unet, self._strengths))
         absent = []
         for layer_id, networks in self._by_layer().items():
             if layer_id not in modules:
@@ -69,34 +90,34 @@ class Session:
         self._clock, self._pass = clock, name
         self.disarm()
 
-    def step(self, level: float) -> Moment:
+    def step(self, level: float, rows: Sequence[Row] = (Row(),)) -> Moment:
         """Set every strength for the evaluation at this noise level, arm the branches and return the moment.
 
-        Raises RuntimeError before `begin_pass`.
+        rows: the whole batch in the order in which the UNet computes it, where its rows differ; the calls of one evaluation may
+        leave out the last ones. Raises RuntimeError before `begin_pass`.
         """
         if self._clock is None:
             raise RuntimeError("begin_pass comes before step")
         moment = self._clock.moment(level)
-        self._set("unet", [use.strength("unet", moment, self._pass) for use, _ in self._uses])
+        self._set("unet", [self._strengths_of(row, moment) for row in rows])
         return moment
 
     def encode(self, strengths: Mapping[int, float] | None = None) -> None:
         """Set the text encoder strengths of each use at the start of the pass, or those given by index, and arm them."""
         clock = self._clock
-        start = clock.moment(clock.levels[0]) if clock else Moment(0.0, 0.0, math.inf, 1)
+        levels = clock.levels if clock else ()
+        start = clock.moment(levels[0]) if clock and levels else Moment(0.0, 0.0, math.inf, 1)
         given = strengths or {}
-        self._set(
-            "te",
-            [
-                given[index] if index in given else use.strength("te", start, self._pass)
-                for index, (use, _) in enumerate(self._uses)
-            ],
-        )
+        each = [
+            given[index] if index in given else use.strength("te", start, self._pass)
+            for index, (use, _) in enumerate(self._uses)
+        ]
+        self._set("te", [each])
 
-    def rebind(self, modules: Modules) -> None:
+    def rebind(self, modules: Modules, unet: nn.Module | None = None) -> None:
         """Move the branches to other modules: the host has changed its model in mid-picture."""
         if self._strengths is not None:
-            self.open(modules)
+            self.open(modules, unet)
 
     def disarm(self) -> None:
         """Make every branch do nothing until the next `step` or `encode`."""
@@ -114,23 +135,45 @@ class Session:
             handle.remove()
         self._handles.clear()
 
+    def _warn(self, sentence: str) -> None:
+        if sentence not in self.warnings:
+            self.warnings.append(sentence)
+            log.warning(sentence)
+
+    def _networks(self) -> dict[int, LoadedNetwork]:
+        """Return each network once, however many uses it has: strengths add up, and a layer computes it once."""
+        return {id(loaded): loaded for _, loaded in self._uses}
+
     def _by_layer(self) -> dict[str, list[tuple[int, LayerNetwork]]]:
-        """Return the networks of every layer, each with the slot of its use and the layer's group."""
+        """Return the networks of every layer, each with the slot of the network and the layer's group."""
         found: dict[str, list[tuple[int, LayerNetwork]]] = {}
-        for index, (_, loaded) in enumerate(self._uses):
+        for index, loaded in enumerate(self._networks().values()):
             for layer_id, network in loaded.layers.items():
                 group = "te" if layer_id.startswith("te") else "unet"
                 slot = len(GROUPS) * index + GROUPS.index(group)
                 found.setdefault(layer_id, []).append((slot, network))
         return found
 
-    def _set(self, group: str, values: Sequence[float]) -> None:
-        """Set the strengths of one group of components and switch the other off."""
+    def _strengths_of(self, row: Row, moment: Moment) -> list[float]:
+        """Return the strength of every use on the UNet in one row."""
+        group = "neg" if row.negative else "unet"
+        return [
+            use.strength(group, moment, self._pass)
+            if row.uses is None or index in row.uses
+            else 0.0
+            for index, (use, _) in enumerate(self._uses)
+        ]
+
+    def _set(self, group: str, rows: Sequence[Sequence[float]]) -> None:
+        """Set the strengths of one group of components, of every use in every row, and switch the other off."""
         if self._strengths is None:
             return
-        slots = [0.0] * (len(GROUPS) * len(values))
-        slots[GROUPS.index(group) :: len(GROUPS)] = values
-        self._strengths.set(slots)
+        slots = {key: slot for slot, key in enumerate(self._networks())}
+        totals = [[0.0] * (len(GROUPS) * len(slots)) for _ in rows]
+        for row, total in zip(rows, totals, strict=True):
+            for (_, loaded), strength in zip(self._uses, row, strict=True):
+                total[len(GROUPS) * slots[id(loaded)] + GROUPS.index(group)] += strength
+        self._strengths.set(*totals)
 
     def __enter__(self) -> Session:
         return self

@@ -112,8 +112,9 @@ class Window:
 class NetworkUse:
     """One occurrence of a network in a prompt.
 
-    name: the file's name as written; curves: a curve per component group, "unet" and "te"; hires: the curves of the hires pass
-    where they differ; window: gates the UNet; blocks: a factor per block name; source: the tag as written.
+    name: the file's name as written; curves: a curve per component group, "unet" and "te", and "neg" where the UNet has another
+    strength for the negative prompt; hires: the curves of the hires pass where they differ; window: gates the UNet; blocks: a
+    factor per block name; source: the tag as written.
     """
 
     name: str
@@ -124,11 +125,14 @@ class NetworkUse:
     source: str = ""
 
     def strength(self, group: str, moment: Moment, pass_name: PassName = "base") -> float:
-        """Return the strength of a component group ("unet" or "te") at a moment of a pass; the window gates the UNet only."""
-        curves = self.hires if pass_name == "hires" and group in self.hires else self.curves
-        if group == "unet" and not self.window.contains(moment):
+        """Return the strength of a group ("unet", "neg" or "te") at a moment of a pass; the window gates the UNet only."""
+        if group != "te" and not self.window.contains(moment):
             return 0.0
-        return curves[group].at(moment)
+        groups = ("neg", "unet") if group == "neg" else (group,)
+        passes = (self.hires, self.curves) if pass_name == "hires" else (self.curves,)
+        # What a pass says of the UNet goes before what the others say of the negative prompt: hires off is off.
+        written = (curves[name] for curves in passes for name in groups if name in curves)
+        return next(written).at(moment)
 
 
 def strengths_at(uses: Iterable[NetworkUse], moment: Moment) -> dict[str, float]:

@@ -7,15 +7,19 @@ import pytest
 import torch
 from torch import nn
 
-from lib_lora.apply.branch import Branch, Strengths
+from lib_lora.apply.branch import Branch
 from lib_lora.apply.hooks import attach
+from lib_lora.apply.strengths import Strengths
 from lib_lora.errors import UsageError
 from lib_lora.networks.compose import compose
 from lib_lora.networks.contract import CreateOptions, LayerNetwork, LayerShape
 from lib_lora.networks.dora import with_dora
+from lib_lora.networks.full import FULL, with_bias
 from lib_lora.networks.loha import LOHA
 from lib_lora.networks.lokr import LOKR
 from lib_lora.networks.lora import LORA
+from lib_lora.networks.norm import NORM
+from tests.networks import variants
 from tests.recorder import Recorder
 
 LAYERS = {
@@ -206,3 +210,145 @@ def test_a_type_that_needs_the_whole_weight_is_refused():
     dense = replace(LORA, low_rank=None, output=None)
     with pytest.raises(UsageError, match="LoRA / LoCon cannot be applied live"):
         Branch(layer, [(0, network(layer, 4, 1, dense))], Strengths(1))
+
+
+def by_row(network, module, x, values):
+    """Return the output of each row of x from a twin whose weight and bias hold the network at that row's strength."""
+    outputs = []
+    for row, value in zip(x.split(1), values, strict=True):
+        twin = copy.deepcopy(module)
+        twin._forward_hooks.clear()
+        change = compose(module.weight, [(network, value)])
+        twin.weight += change.weight
+        if change.bias is not None:
+            twin.bias += change.bias
+        outputs.append(twin(row))
+    return torch.cat(outputs)
+
+
+def live_rows(network, module, x, values):
+    twin = copy.deepcopy(module)
+    strengths = Strengths(1)
+    attach(twin, Branch(twin, [(0, network)], strengths))
+    strengths.set(*([value] for value in values))
+    return twin(x)
+
+
+def assert_rows_agree(network, module, x, limit):
+    values = (0.7, -0.4)
+    expected = by_row(network, module, x, values)
+    live = live_rows(network, module, x, values)
+    assert distance(live, expected) <= limit
+    # The controls: without the network, with the rows exchanged, and with one row off by 5 %, it differs clearly.
+    assert distance(module(x), expected) > 1e-2
+    assert distance(live, by_row(network, module, x, values[::-1])) > 1e-2
+    assert distance(live, by_row(network, module, x, (0.7, -0.38))) > 1e-4
+
+
+DTYPES = [(torch.float64, 1e-12), (torch.float32, 1e-5)]
+
+
+def in_dtype(tensors, dtype):
+    return {
+        suffix: t.to(dtype) if t.is_floating_point() and t.dim() else t
+        for suffix, t in tensors.items()
+    }
+
+
+@pytest.mark.parametrize(("dtype", "limit"), DTYPES)
+@pytest.mark.parametrize(
+    ("variant", "name"),
+    [case for case in variants.cases(variants.VARIANTS) if case[1] in ("linear", "strided")],
+)
+def test_every_type_has_a_strength_for_each_row(variant, name, dtype, limit):
+    module = variants.a_module(name)
+    kind, tensors = variants.trained(variant, module)
+    module = module.to(dtype)
+    network = LayerNetwork(kind, in_dtype(tensors, dtype))
+    assert_rows_agree(network, module, variants.an_input(module), limit)
+
+
+def drawn(*size):
+    return torch.randn(size, generator=torch.Generator().manual_seed(6), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("make", [lambda: nn.LayerNorm(12), lambda: nn.GroupNorm(3, 12)])
+def test_normalisations_have_a_strength_for_each_row(make):
+    module = make().double().requires_grad_(False)
+    network = LayerNetwork(NORM, {"w_norm": drawn(12), "b_norm": 0.5 * drawn(12)})
+    x = drawn(2, 12, 5, 5) if isinstance(module, nn.GroupNorm) else drawn(2, 7, 12)
+    assert_rows_agree(network, module, x, 1e-12)
+
+
+@pytest.mark.parametrize("name", ["linear", "strided"])
+def test_biases_have_a_strength_for_each_row(name):
+    module = variants.a_module(name)
+    kind, tensors = variants.trained("lora", module)
+    x = variants.an_input(module)
+    for network in (
+        LayerNetwork(with_bias(kind), {**tensors, "diff_b": drawn(20)}),
+        LayerNetwork(FULL, {"diff": drawn(*module.weight.shape), "diff_b": drawn(20)}),
+    ):
+        assert_rows_agree(network, module, x, 1e-12)
+
+
+def test_networks_with_one_strength_and_with_one_for_each_row_share_a_branch(layer):
+    uses = [network(layer, 4, 1), network(layer, 8, 2), moved(layer, LOKR, 2)]
+    rows = [(0.7, 0.3, 1.0), (0.7, -0.5, 0.0)]
+    x = an_input(layer)
+    strengths, _ = branched(layer, uses, rows[0])
+    strengths.set(*rows)
+    parts = [baked(layer, uses, row)(part) for row, part in zip(rows, x.split(1), strict=True)]
+    assert distance(layer(x), torch.cat(parts)) <= 1e-12
+    # The control: the first row's strengths are not the second's.
+    assert distance(layer(x), baked(layer, uses, rows[0])(x)) > 1e-2
+
+
+class StoredLinear(nn.Linear):
+    """Computes in the dtype of its input, whatever it stores, as hosts do with 8 bit weights."""
+
+    def forward(self, x):
+        return nn.functional.linear(x, self.weight.to(x), self.bias.to(x))
+
+
+class StoredConv(nn.Conv2d):
+    def forward(self, x):
+        return self._conv_forward(x, self.weight.to(x), self.bias.to(x))
+
+
+STORED = {
+    "linear": lambda: StoredLinear(12, 20),
+    "conv3x3": lambda: StoredConv(12, 20, 3, padding=1),
+}
+
+
+@pytest.mark.parametrize("storage", [torch.float16, torch.bfloat16, torch.float8_e4m3fn])
+@pytest.mark.parametrize(
+    ("variant", "name"),
+    [case for case in variants.cases(variants.VARIANTS) if case[1] in STORED],
+)
+def test_the_storage_of_the_weight_does_not_matter(variant, name, storage):
+    torch.manual_seed(0)
+    module = STORED[name]().requires_grad_(False)
+    module.weight = nn.Parameter(module.weight.to(storage), requires_grad=False)
+    exact = copy.deepcopy(module).double()
+    kind, tensors = variants.trained(variant, exact)
+    x = variants.an_input(exact)
+    live = live_rows(
+        LayerNetwork(kind, in_dtype(tensors, torch.float32)), module, x.float(), (0.7, -0.4)
+    )
+    expected = by_row(LayerNetwork(kind, tensors), exact, x, (0.7, -0.4))
+    assert distance(live.double(), expected) <= 1e-5
+    assert distance(exact(x), expected) > 1e-2
+
+
+@pytest.mark.parametrize("name", ["linear", "conv3x3"])
+def test_factors_in_half_precision_are_multiplied_exactly(name):
+    # A scale of 2 / 3 would round every element of the up factor.
+    module = variants.a_module(name)
+    kind, tensors = variants.trained("lora", module)
+    halves = {**in_dtype(tensors, torch.float16), "alpha": torch.tensor(8.0 / 3.0)}
+    exactly = LayerNetwork(kind, in_dtype(halves, torch.float64))
+    x = variants.an_input(module)
+    live = live_rows(LayerNetwork(kind, halves), module.float(), x.float(), (0.7, 0.7))
+    assert distance(live.double(), by_row(exactly, module.double(), x, (0.7, 0.7))) <= 1e-5

@@ -2,43 +2,55 @@
 
 import gc
 import weakref
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
-from lib_lora.apply.session import LoadedNetwork, Session
+from lib_lora.apply.session import LoadedNetwork, Row, Session
+from lib_lora.apply.strengths import MIXED
 from lib_lora.networks.compose import compose
 from lib_lora.networks.contract import CreateOptions, LayerNetwork, LayerShape
 from lib_lora.networks.lora import LORA
 from lib_lora.schedule.clock import Clock
+from lib_lora.schedule.curve import Curve
 from lib_lora.schedule.grammar import parse_prompt
 
 CLOCK = Clock.from_sigmas([8.0, 4.0, 2.0, 1.0, 0.5, 0.0])
 
 
 class Model(nn.Module):
-    """Two convolutions and a text encoder's layer; `broken` makes it raise between the convolutions."""
+    """Two convolutions and a text encoder's layer; `broken` makes it raise between the convolutions.
+
+    `tiles`: the second convolution computes so many parts of each row one after another, as HyperTile lets attention do.
+    """
 
     def __init__(self, seed=0):
         super().__init__()
         torch.manual_seed(seed)
         self.first, self.second = nn.Conv2d(4, 8, 3, padding=1), nn.Conv2d(8, 4, 1)
         self.words = nn.Linear(6, 6)
-        self.broken = False
+        self.broken, self.tiles = False, 1
         self.double().requires_grad_(False)
 
     def forward(self, x):
         hidden = self.first(x)
         if self.broken:
             raise ValueError("out of memory")
-        return self.second(hidden)
+        parts = hidden.unflatten(-1, (self.tiles, -1)).movedim(
+            -2, 1
+        )  # (rows, tiles, 8, h, w / tiles)
+        tiled = self.second(parts.flatten(0, 1)).unflatten(0, parts.shape[:2])
+        return tiled.movedim(1, -2).flatten(-2)
 
     def layers(self):
         return {"unet.first": self.first, "unet.second": self.second, "te1.words": self.words}
 
     def hooks(self):
-        return sum(len(module._forward_hooks) for module in self.modules())
+        return sum(
+            len(module._forward_hooks) + len(module._forward_pre_hooks) for module in self.modules()
+        )
 
 
 X = torch.randn(2, 4, 5, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
@@ -161,6 +173,16 @@ def test_an_exception_leaves_the_model_as_it_was(model):
     assert torch.equal(model(X), Model()(X))
 
 
+def test_a_pass_without_an_evaluation_is_no_obstacle(model):
+    # DDIM with one step walks no level at all.
+    uses = uses_of(model, "<lora:a:0.5>")
+    with Session(uses) as session:
+        session.open(model.layers())
+        session.begin_pass(Clock.from_timesteps([], []))
+        session.encode()
+        assert distance(model.words(WORDS), baked(uses, [0.5]).words(WORDS)) <= 1e-12
+
+
 def test_hooks_stand_on_touched_layers_only_and_go(model):
     (use, _), *_ = uses_of(model, "<lora:a:1>")
     session = Session([(use, loaded(model, 1, layers=("unet.second",)))])
@@ -227,3 +249,141 @@ def test_the_hires_pass_is_told_apart(model):
         session.begin_pass(Clock.from_sigmas([2.0, 1.0, 0.5]), "hires")
         session.step(1.0)
         assert distance(model(X), baked(uses, [0.5])(X)) <= 1e-12
+
+
+RAMP = "<lora:a:0@0,1@1>"
+WIDE = torch.randn(3, 4, 5, 6, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+COND, UNCOND = Row(), Row(negative=True)
+
+
+def with_neg(uses, *strengths):
+    """Return uses with another strength for the negative prompt."""
+    return [
+        (replace(use, curves={**use.curves, "neg": Curve.constant(strength)}), network)
+        for (use, network), strength in zip(uses, strengths, strict=True)
+    ]
+
+
+def stepped(model, uses, rows):
+    """Return an open session at sigma 2, the middle of the pass."""
+    session = Session(uses)
+    session.open(model.layers(), model)
+    session.begin_pass(CLOCK)
+    session.step(2.0, rows)
+    return session
+
+
+def rows_of(uses, x, strengths):
+    """Return what twins whose weights hold each row's strengths compute."""
+    return torch.cat(
+        [baked(uses, row)(part) for row, part in zip(strengths, x.split(1), strict=True)]
+    )
+
+
+def test_the_negative_prompt_has_a_strength_of_its_own(model):
+    uses = with_neg(uses_of(model, RAMP, "<lora:b:0.8>"), -0.25, 0.8)
+    expected = rows_of(uses, X, [(0.5, 0.8), (-0.25, 0.8)])
+    with stepped(model, uses, [COND, UNCOND]) as session:
+        assert distance(model(X), expected) <= 1e-12
+        # The controls: rows exchanged, and the strength of the negative prompt off by 5 %.
+        assert distance(model(X.flip(0)).flip(0), expected) > 1e-2
+        wrong = rows_of(uses, X, [(0.5, 0.8), (-0.2375, 0.8)])
+        assert distance(model(X), wrong) > 1e-4
+        assert session.warnings == []
+    assert torch.equal(model(X), Model()(X))
+
+
+def test_the_negative_prompt_follows_the_unet_where_nothing_else_is_said(model):
+    uses = uses_of(model, RAMP)
+    with stepped(model, uses, [COND, UNCOND]):
+        assert distance(model(X), baked(uses, [0.5])(X)) <= 1e-12
+
+
+def test_pictures_of_a_batch_have_the_uses_of_their_prompts(model):
+    (first, network), (second, _), (third, other) = uses_of(
+        model, "<lora:a:0.5>", "<lora:a:-1>", "<lora:b:0.8>"
+    )
+    # The first picture asks for a and b, the second for a at another strength.
+    uses = [(first, network), (second, network), (third, other)]
+    rows = [Row(frozenset({0, 2})), Row(frozenset({1})), Row(frozenset({1}), negative=True)]
+    expected = rows_of(uses, WIDE, [(0.5, 0, 0.8), (0, -1, 0), (0, -1, 0)])
+    with stepped(model, uses, rows):
+        assert distance(model(WIDE), expected) <= 1e-12
+        assert distance(model(WIDE.flip(0)).flip(0), expected) > 1e-2
+
+
+def test_a_network_with_many_uses_is_computed_once(model):
+    (use, network), (again, _) = uses_of(model, "<lora:a:0.3>", "<lora:a:0.4>")
+    sizes = []
+    with stepped(model, [(use, network), (again, network)], [COND]) as session:
+        session._strengths.view = lambda place, x, view=session._strengths.view: (
+            sizes.append(place.elements.stop - place.elements.start) or view(place, x)
+        )
+        model(X)
+    assert sizes == [2, 2]  # the rank, on each of two layers
+
+
+@pytest.mark.parametrize("calls", [(1, 1, 1), (2, 1), (1, 2)])
+def test_calls_for_some_of_the_rows_take_the_strengths_of_these(model, calls):
+    uses = with_neg(uses_of(model, RAMP), 0.0)
+    with stepped(model, uses, [COND, COND, UNCOND]) as session:
+        for level, strength in ((2.0, 0.5), (1.0, 0.75)):
+            session.step(level, [COND, COND, UNCOND])
+            found = torch.cat([model(part) for part in WIDE.split(calls)])
+            expected = rows_of(uses, WIDE, [(strength,), (strength,), (0.0,)])
+            assert distance(found, expected) <= 1e-12
+        assert session.warnings == []
+
+
+def test_rows_left_out_do_not_shift_the_next_evaluation(model):
+    uses = with_neg(uses_of(model, RAMP), -0.5)
+    with stepped(model, uses, [COND, UNCOND]) as session:
+        assert distance(model(X[:1]), baked(uses, [0.5])(X[:1])) <= 1e-12
+        session.step(1.0, [COND, UNCOND])
+        assert distance(model(X), rows_of(uses, X, [(0.75,), (-0.5,)])) <= 1e-12
+        assert session.warnings == []
+
+
+def test_layers_without_a_strength_in_the_rows_of_a_call_are_left_out(model):
+    uses = with_neg(uses_of(model, RAMP), 0.0)
+    with stepped(model, uses, [COND, UNCOND]):
+        assert not torch.equal(model(X[:1]), Model()(X[:1]))
+        assert torch.equal(model(X[1:]), Model()(X[1:]))
+
+
+def test_parts_of_a_row_have_the_strength_of_the_row(model):
+    uses = with_neg(uses_of(model, RAMP), -0.5)
+    model.tiles = 3
+    with stepped(model, uses, [COND, COND, UNCOND]) as session:
+        expected = rows_of(uses, WIDE, [(0.5,), (0.5,), (-0.5,)])
+        assert distance(model(WIDE), expected) <= 1e-12
+        assert session.warnings == []
+
+
+def test_rows_that_fit_no_prompt_have_the_strength_of_the_first_and_are_told_once(model, caplog):
+    uses = with_neg(uses_of(model, RAMP), -0.5)
+    with stepped(model, uses, [COND, UNCOND]) as session:
+        assert distance(model(WIDE), baked(uses, [0.5])(WIDE)) <= 1e-12
+        session.step(1.0, [COND, UNCOND])
+        model(WIDE)
+        assert session.warnings == [MIXED]
+    assert caplog.messages == [MIXED]
+
+
+def test_rows_are_told_apart_without_the_unet_where_it_is_called_once(model):
+    uses = with_neg(uses_of(model, RAMP), -0.5)
+    with Session(uses) as session:
+        session.open(model.layers())
+        session.begin_pass(CLOCK)
+        session.step(2.0, [COND, UNCOND])
+        assert distance(model(X), rows_of(uses, X, [(0.5,), (-0.5,)])) <= 1e-12
+
+
+def test_the_hook_on_the_unet_goes_as_well(model):
+    session = stepped(model, uses_of(model, RAMP), [COND])
+    assert model.hooks() == 4  # three layers and the model
+    other = Model(seed=5)
+    session.rebind(other.layers(), other)
+    assert (model.hooks(), other.hooks()) == (0, 4)
+    session.close()
+    assert other.hooks() == 0

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from lib_lora.apply.branch import Branch, Strengths
+from lib_lora.apply.branch import Branch
+from lib_lora.apply.strengths import Strengths
 from lib_lora.networks.compose import compose
 from lib_lora.networks.contract import (
     LayerNetwork,

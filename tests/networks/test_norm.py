@@ -5,8 +5,9 @@ import pytest
 import torch
 from torch import nn
 
-from lib_lora.apply.branch import Branch, Strengths
+from lib_lora.apply.branch import Branch
 from lib_lora.apply.hooks import attach
+from lib_lora.apply.strengths import Strengths
 from lib_lora.networks.contract import CreateOptions, LayerNetwork, misfit
 from lib_lora.networks.norm import NORM
 from tests.networks.small import (

@@ -102,6 +102,23 @@ def test_the_hires_pass_takes_its_own_curves_where_it_has_them():
     assert use.strength("unet", at_progress(0.0), "base") == 1.0
 
 
+def strength_on_neg(pass_name="base", **fields):
+    use = NetworkUse(name="a", **fields)
+    return use.strength("neg", at_progress(0.5, 11), pass_name)
+
+
+def test_the_negative_prompt_follows_the_unet_unless_it_has_its_own_curve():
+    one, own, hires = (Curve.constant(value) for value in (1.0, 0.3, 0.2))
+    both = {"unet": one, "te": one, "neg": own}
+    assert strength_on_neg(curves={"unet": one, "te": one}) == 1.0
+    assert strength_on_neg(curves=both) == 0.3
+    assert strength_on_neg("hires", curves=both) == 0.3
+    # What the hires pass says of the UNet holds for the negative prompt too.
+    assert strength_on_neg("hires", curves=both, hires={"unet": hires}) == 0.2
+    assert strength_on_neg("hires", curves=both, hires={"unet": hires, "neg": one}) == 1.0
+    assert strength_on_neg(curves=both, window=Window(6)) == 0.0
+
+
 def test_strengths_of_one_name_add_up():
     half, ramp = Curve.constant(0.5), Curve((Keyframe(0.0, 0.0), Keyframe(1.0, 1.0)))
     uses = [
