@@ -9,6 +9,7 @@ those of the final layer.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 
 from lib_lora.families.table import WHOLE, Part, Row
 
@@ -56,6 +57,7 @@ TRAINED = (
 BUFFERS = (("pos_embed.pos_embed", "pos_embed"),)
 
 
+@cache
 def mmdit_rows() -> tuple[Row, ...]:
     """Return the rows of a transformer of up to `MAX_BLOCKS` joint blocks."""
     rows = [_row(path, original, None) for path, original in AROUND]

@@ -7,6 +7,7 @@ Its inpainting models see a mask and the masked picture besides the latent: nine
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from lib_lora.families.clip_rows import BUFFERS, WRAPPER, clip_rows
 from lib_lora.families.clip_rows import TRAINED as TRAINED_CLIP
@@ -18,6 +19,9 @@ from lib_lora.families.vae_rows import vae_rows
 UNET = "model.diffusion_model."
 CLIP = "cond_stage_model.transformer."
 VAE = "first_stage_model."
+
+UNET_ROWS = partial(unet_rows, (1, 1, 1, 0), mid_depth=1)
+VAE_ROWS = partial(vae_rows, levels=4)
 
 LATENT_CHANNELS = 4
 INPAINTING_CHANNELS = 9
@@ -47,9 +51,9 @@ SD1 = Family(
     label="Stable Diffusion 1",
     signature=_signature(LATENT_CHANNELS),
     components=(
-        Component("unet", "lora_unet", "unet", UNET, unet_rows((1, 1, 1, 0), mid_depth=1)),
-        Component("te1", "lora_te", "text_encoder", CLIP, clip_rows(), BUFFERS),
-        Component("vae", "lora_vae", "vae", VAE, vae_rows(levels=4)),
+        Component("unet", "lora_unet", "unet", UNET, UNET_ROWS),
+        Component("te1", "lora_te", "text_encoder", CLIP, clip_rows, BUFFERS),
+        Component("vae", "lora_vae", "vae", VAE, VAE_ROWS),
     ),
     latent=Latent(channels=LATENT_CHANNELS, scale=0.18215),
     objective="epsilon",

@@ -7,18 +7,24 @@ assumed, as the tools of the field do.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from lib_lora.families.clip_rows import TRAINED as TRAINED_CLIP
 from lib_lora.families.clip_rows import openclip_rows
-from lib_lora.families.sd1 import LATENT_CHANNELS, SCHEDULE_BUFFERS, UNET, VAE
+from lib_lora.families.sd1 import (
+    LATENT_CHANNELS,
+    SCHEDULE_BUFFERS,
+    UNET,
+    UNET_ROWS,
+    VAE,
+    VAE_ROWS,
+)
 from lib_lora.families.table import Component, Family, Latent, Signature
 from lib_lora.families.unet_rows import TRAINED as TRAINED_UNET
-from lib_lora.families.unet_rows import unet_rows
-from lib_lora.families.vae_rows import vae_rows
 
 OPENCLIP = "cond_stage_model.model."
 # The file holds one block more, whose output and projection the model never uses.
-TEXT_ROWS = openclip_rows(layers=23, projection=False)
+TEXT_ROWS = partial(openclip_rows, layers=23, projection=False)
 
 SD2 = Family(
     id="sd2",
@@ -32,9 +38,9 @@ SD2 = Family(
         absent=(f"{UNET}label_emb.0.0.weight",),
     ),
     components=(
-        Component("unet", "lora_unet", "unet", UNET, unet_rows((1, 1, 1, 0), mid_depth=1)),
+        Component("unet", "lora_unet", "unet", UNET, UNET_ROWS),
         Component("te1", "lora_te", "text_encoder", OPENCLIP, TEXT_ROWS),
-        Component("vae", "lora_vae", "vae", VAE, vae_rows(levels=4)),
+        Component("vae", "lora_vae", "vae", VAE, VAE_ROWS),
     ),
     latent=Latent(channels=LATENT_CHANNELS, scale=0.18215),
     objective="v",

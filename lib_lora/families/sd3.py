@@ -12,10 +12,9 @@ from lib_lora.families.clip_rows import TRAINED as TRAINED_CLIP
 from lib_lora.families.clip_rows import clip_rows
 from lib_lora.families.mmdit_rows import BUFFERS, mmdit_rows
 from lib_lora.families.mmdit_rows import TRAINED as TRAINED_MMDIT
-from lib_lora.families.sd1 import VAE
+from lib_lora.families.sd1 import VAE, VAE_ROWS
 from lib_lora.families.t5_rows import t5_rows
 from lib_lora.families.table import Component, Family, Latent, Signature
-from lib_lora.families.vae_rows import vae_rows
 
 TRANSFORMER = "model.diffusion_model."
 CLIP_L = "text_encoders.clip_l.transformer."
@@ -34,11 +33,11 @@ SD3 = Family(
     label="Stable Diffusion 3",
     signature=Signature({FUSED: MATRIX, FUSED_TEXT: MATRIX}, absent=(NORM, SECOND)),
     components=(
-        Component("transformer", "lora_unet", "transformer", TRANSFORMER, mmdit_rows(), BUFFERS),
-        Component("te1", "lora_te1", "text_encoder", CLIP_L, clip_rows()),
-        Component("te2", "lora_te2", "text_encoder_2", CLIP_G, clip_rows()),
-        Component("te3", "lora_te3", "text_encoder_3", T5, t5_rows()),
-        Component("vae", "lora_vae", "vae", VAE, vae_rows(levels=4)),
+        Component("transformer", "lora_unet", "transformer", TRANSFORMER, mmdit_rows, BUFFERS),
+        Component("te1", "lora_te1", "text_encoder", CLIP_L, clip_rows),
+        Component("te2", "lora_te2", "text_encoder_2", CLIP_G, clip_rows),
+        Component("te3", "lora_te3", "text_encoder_3", T5, t5_rows),
+        Component("vae", "lora_vae", "vae", VAE, VAE_ROWS),
     ),
     latent=Latent(channels=16, scale=1.5305, shift=0.0609),
     objective="flow",

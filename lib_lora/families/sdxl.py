@@ -6,17 +6,20 @@ second one as elsewhere.
 
 from __future__ import annotations
 
+from functools import partial
+
 from lib_lora.families.clip_rows import BUFFERS, clip_rows, openclip_rows
 from lib_lora.families.clip_rows import TRAINED as TRAINED_CLIP
-from lib_lora.families.sd1 import LATENT_CHANNELS, UNET, VAE
+from lib_lora.families.sd1 import LATENT_CHANNELS, UNET, VAE, VAE_ROWS
 from lib_lora.families.table import Component, Family, Latent, Signature
 from lib_lora.families.unet_rows import TRAINED as TRAINED_UNET
 from lib_lora.families.unet_rows import unet_rows
-from lib_lora.families.vae_rows import vae_rows
 
 CLIP = "conditioner.embedders.0.transformer."
 OPENCLIP = "conditioner.embedders.1.model."
 REFINER_OPENCLIP = "conditioner.embedders.0.model."
+UNET_ROWS = partial(unet_rows, (0, 2, 10), mid_depth=10)
+REFINER_UNET_ROWS = partial(unet_rows, (0, 4, 4, 0), mid_depth=4)
 # What Kolors and Playground 2.5 add to the same UNet.
 OTHERS = (f"{UNET}encoder_hid_proj.weight", "edm_mean")
 
@@ -34,10 +37,10 @@ SDXL = Family(
         absent=OTHERS,
     ),
     components=(
-        Component("unet", "lora_unet", "unet", UNET, unet_rows((0, 2, 10), mid_depth=10)),
-        Component("te1", "lora_te1", "text_encoder", CLIP, clip_rows(), BUFFERS),
-        Component("te2", "lora_te2", "text_encoder_2", OPENCLIP, openclip_rows()),
-        Component("vae", "lora_vae", "vae", VAE, vae_rows(levels=4)),
+        Component("unet", "lora_unet", "unet", UNET, UNET_ROWS),
+        Component("te1", "lora_te1", "text_encoder", CLIP, clip_rows, BUFFERS),
+        Component("te2", "lora_te2", "text_encoder_2", OPENCLIP, openclip_rows),
+        Component("vae", "lora_vae", "vae", VAE, VAE_ROWS),
     ),
     latent=Latent(channels=LATENT_CHANNELS, scale=0.13025),
     objective="epsilon",
@@ -61,9 +64,9 @@ SDXL_REFINER = Family(
         absent=OTHERS,
     ),
     components=(
-        Component("unet", "lora_unet", "unet", UNET, unet_rows((0, 4, 4, 0), mid_depth=4)),
-        Component("te2", "lora_te2", "text_encoder_2", REFINER_OPENCLIP, openclip_rows()),
-        Component("vae", "lora_vae", "vae", VAE, vae_rows(levels=4)),
+        Component("unet", "lora_unet", "unet", UNET, REFINER_UNET_ROWS),
+        Component("te2", "lora_te2", "text_encoder_2", REFINER_OPENCLIP, openclip_rows),
+        Component("vae", "lora_vae", "vae", VAE, VAE_ROWS),
     ),
     latent=Latent(channels=LATENT_CHANNELS, scale=0.13025),
     objective="epsilon",

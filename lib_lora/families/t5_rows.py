@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 from lib_lora.families.table import Row
 
 MAX_BLOCKS = 24
@@ -16,6 +18,7 @@ INNER = (
 )
 
 
+@cache
 def t5_rows() -> tuple[Row, ...]:
     """Return the rows of a T5 encoder of up to `MAX_BLOCKS` blocks; its keys equal its paths.
 

@@ -7,7 +7,7 @@ family's name exists anywhere else.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
@@ -98,7 +98,7 @@ class Component:
     """One network of a family.
 
     name: our word ("unet", "te1"); kohya: the prefix of kohya's flattened names ("lora_unet"); diffusers: the dotted prefix in
-    diffusers files ("unet"); checkpoint: the key prefix in an original checkpoint; rows: every layer it may have; buffers: what
+    diffusers files ("unet"); checkpoint: the key prefix in an original checkpoint; list_rows: makes the rows when they are needed; buffers: what
     it has besides layers, as pairs of diffusers key and original key; unwritten: how the rows' keys begin where those of a checkpoint
     do not, which is no difference to a network.
     """
@@ -107,9 +107,14 @@ class Component:
     kohya: str
     diffusers: str
     checkpoint: str
-    rows: tuple[Row, ...]
+    list_rows: Callable[[], tuple[Row, ...]]
     buffers: tuple[tuple[str, str], ...] = ()
     unwritten: str = field(default="", compare=False)
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """Return where every layer that the component may have would lie."""
+        return self.list_rows()
 
     def expand(self, shapes: Shapes) -> tuple[Layer, ...]:
         """Return the layers whose weight is in a checkpoint, in the order of the rows."""
