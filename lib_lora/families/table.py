@@ -98,9 +98,9 @@ class Component:
     """One network of a family.
 
     name: our word ("unet", "te1"); kohya: the prefix of kohya's flattened names ("lora_unet"); diffusers: the dotted prefix in
-    diffusers files ("unet"); checkpoint: the key prefix in an original checkpoint; list_rows: makes the rows when they are needed; buffers: what
-    it has besides layers, as pairs of diffusers key and original key; unwritten: how the rows' keys begin where those of a checkpoint
-    do not, which is no difference to a network.
+    diffusers files ("unet"); checkpoint: the key prefix in an original checkpoint; list_rows: makes the rows, when they are needed;
+    buffers: what it has besides layers, as pairs of diffusers key and original key; unwritten: how the rows' keys begin where those
+    of a checkpoint do not, which is no difference to a network.
     """
 
     name: str
