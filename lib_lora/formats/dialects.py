@@ -32,9 +32,7 @@ DENOISER = "lora_unet"  # kohya's prefix of the denoiser of every family
 TEXT_ENCODER = "lora_te"  # kohya's prefix of a text encoder, with a number where there are several
 LYCORIS = "lycoris_"
 KOHYA = "lora_"
-KOHYA_OFT = (
-    "oft_"  # what kohya's networks/oft.py writes for it; its alpha is a bound even when it is 0
-)
+KOHYA_OFT = "oft_"  # what kohya's networks/oft.py writes for it; its alpha is a bound even if 0
 AMBIGUOUS = "ambiguous"
 
 # ComfyUI's prefix of a component, by its prefix in an original checkpoint.
