@@ -6,9 +6,8 @@ under its name, or not at all.
 
 from __future__ import annotations
 
-import os
-import re
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from lib_lora.errors import LoraError, UsageError
 from lib_lora.families.table import Layer, Part
+from lib_lora.formats.file_name import fits_every_system
 from lib_lora.formats.hashes import file_sha256
 from lib_lora.formats.stream import TensorReader, TensorWriter
 from lib_lora.merge.live import compose_in_turn
@@ -24,11 +24,6 @@ from lib_lora.merge.plan import MergePlan
 from lib_lora.merge.recipe import merged_metadata
 from lib_lora.networks.compose import compose
 
-# Names that some system cannot hold: Windows' characters and devices, hidden files, ends that Windows drops, overlong ones.
-FORBIDDEN_NAME = re.compile(
-    r"^\.|[\x00-\x1f<>:\"|?*]|[ .]$|^(con|prn|aux|nul|com\d|lpt\d)(\.|$)", re.IGNORECASE
-)
-MAX_NAME_BYTES = 200
 VANISHING_SHARE = 0.5
 LAWS = {"exact": compose, "live": compose_in_turn}  # by the mode of a plan
 
@@ -83,20 +78,28 @@ def check_output(plan: MergePlan, out: Path) -> None:
     """Refuse an output that is an input, has a name that some system cannot hold, or does not fit on the disk."""
     if out.suffix != ".safetensors":
         raise UsageError(f"The output must be a .safetensors file, not {out.name!r}.")
-    if FORBIDDEN_NAME.search(out.name) or len(os.fsencode(out.name)) > MAX_NAME_BYTES:
+    if not fits_every_system(out.name):
         raise UsageError(f"{out.name!r} is a name that some system cannot hold; choose another.")
     if not out.parent.is_dir():
         raise UsageError(f"There is no folder {str(out.parent)!r} for the output.")
     if out.is_symlink() or (out.exists() and not out.is_file()):
         raise UsageError(f"{str(out)!r} is a link or a folder; the output must be a new name.")
-    inputs = (plan.base.path, *(choice.file for choice in plan.choices))
-    if out.exists() and any(out.samefile(file) for file in inputs):
+    if is_among(out, (plan.base.path, *(choice.file for choice in plan.choices))):
         raise UsageError(f"{str(out)!r} is an input of this merge and is not overwritten.")
     free = shutil.disk_usage(out.parent).free
     if free < plan.output_bytes:
         raise LoraError(
             f"The output needs {plan.output_bytes:,} bytes, {str(out.parent)!r} has {free:,} left."
         )
+
+
+def is_among(out: Path, inputs: Sequence[Path]) -> bool:
+    """Tell whether an output is one of the inputs by whatever name, or a file in a folder that is one."""
+    if not out.exists():
+        return False
+    folders = (path for path in inputs if path.is_dir())
+    files = [*inputs, *(file for folder in folders for file in folder.rglob("*"))]
+    return any(file.exists() and out.samefile(file) for file in files)
 
 
 def layer_view(stored: Tensor, part: Part) -> Tensor:

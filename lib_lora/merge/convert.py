@@ -17,6 +17,7 @@ from lib_lora.formats.dialects import PEFT_WRAPPER, layers_of
 from lib_lora.formats.header import read_header
 from lib_lora.formats.network_file import NetworkFile, Unmatched, read_network, write_network
 from lib_lora.formats.peft_folder import pieces_of
+from lib_lora.merge.bake import is_among
 
 DIALECTS = ("kohya", "diffusers", "peft", "comfy", "onetrainer")
 DIFFUSERS_NAMES = ("diffusers", "peft", "onetrainer")
@@ -74,8 +75,7 @@ def check_output(source: Path, dialect: str, out: Path, base: Path | None) -> No
         raise UsageError(f"There is no folder {str(out.parent)!r} for the output.")
     if out.is_symlink() or out.is_dir():
         raise UsageError(f"{str(out)!r} is a link or a folder; the output must be a new name.")
-    inputs = [source, *(source.rglob("*") if source.is_dir() else ()), *([base] if base else [])]
-    if out.exists() and any(file.exists() and out.samefile(file) for file in inputs):
+    if is_among(out, [source, *([base] if base else [])]):
         raise UsageError(f"{str(out)!r} is an input of this conversion and is not overwritten.")
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from lib_lora.errors import ConfigError, UsageError, did_you_mean
+from lib_lora.formats.file_name import fits_every_system
 from lib_lora.networks.compose import NETWORK_TYPES, WITH_MAGNITUDES
 from lib_lora.train.fields import about, from_text, read_section
 
@@ -376,5 +377,18 @@ def _cross_problems(sections: Mapping[str, Mapping[str, Any]]) -> list[tuple[str
             out is not None and out.suffix != ".safetensors",
             f"Must end in .safetensors; found {out and out.name!r}.",
         ),
+        ("saving.out", *_cannot_be_written(out, sections["model"]["base"])),
     )
     return [(name, sentence) for name, wrong, sentence in checks if wrong]
+
+
+def _cannot_be_written(out: Path | None, base: Path | None) -> tuple[bool, str]:
+    """Say what would only come up when the training is over."""
+    if out is None or base is None:
+        return False, ""
+    if not fits_every_system(out.name):
+        return True, f"{out.name!r} is a name that some system cannot hold; choose another."
+    if out.is_dir():
+        return True, f"{str(out)!r} is a folder; name a file."
+    same = out.exists() and base.exists() and out.samefile(base)
+    return same, "Is the base model, which is not overwritten."

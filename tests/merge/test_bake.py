@@ -1,6 +1,7 @@
 """The right values are computed here in NumPy, in float64, from the tensors that were put into the files."""
 
 import dataclasses
+import hashlib
 import json
 import os
 import signal
@@ -192,6 +193,20 @@ def test_no_input_is_overwritten_and_bad_names_are_refused(make_base, make_lora,
         with pytest.raises(UsageError, match=sentence):
             bake(plan, tmp_path / name)
     assert before == (base.read_bytes(), lora.read_bytes())
+
+
+def test_no_file_of_a_peft_folder_that_is_merged_is_overwritten(make_base, tmp_path):
+    base = make_base(torch.float16)
+    write_network(tmp_path / "peft", lora_tensors([QUERY], seed=1), LAYERS, SD1.components, "peft")
+    plan = plan_merge(base, [LoraChoice(tmp_path / "peft")])
+    (file,) = (tmp_path / "peft").rglob("*.safetensors")
+    before = file.read_bytes()
+    with pytest.raises(UsageError, match="is an input"):
+        bake(plan, file)
+    assert file.read_bytes() == before
+    merged = bake(plan, tmp_path / "peft" / "merged.safetensors").file
+    (told,) = json.loads(read_header(merged).metadata["sd_merge_recipe"])["networks"]
+    assert (told["name"], told["sha256"]) == ("peft", hashlib.sha256(before).hexdigest())
 
 
 def test_a_full_disk_is_noticed_before_anything_is_written(make_base, make_lora, tmp_path):
