@@ -148,6 +148,34 @@ def test_the_noise_level_of_a_fractional_timestep_lies_between_its_neighbours():
     assert math.log(clock.moment(749.25).sigma) == pytest.approx(expected)
 
 
+# What `get_time_steps` of v1.10.1's uni_pc.py returns, less a thousandth and times a thousand, on the betas of SD 1.5.
+GRIDS = {
+    "time_uniform": ([999, 856.286, 713.571, 570.857, 428.143, 285.429, 142.714], [333, 222, 111]),
+    "time_quadratic": (
+        [999, 741.459, 522.193, 341.203, 198.489, 94.05, 27.887],
+        [333, 155.678, 44.678],
+    ),
+    "logSNR": ([999, 834.738, 621.959, 359.213, 133.404, 30.648, 4.817], [333, 78.07, 8.793]),
+}
+
+
+@pytest.mark.parametrize("grid", GRIDS)
+def test_unipc_walks_the_grid_of_its_option(grid):
+    betas = np.linspace(0.00085**0.5, 0.012**0.5, 1000) ** 2
+    kept = np.cumprod(1 - betas)
+    noise = np.sqrt((1 - kept) / kept).tolist()
+    whole, part = GRIDS[grid]
+    built = [1, 167, 333, 499, 665, 831, 997]
+    clocks = [
+        clock_of_timesteps(
+            "UniPC", built, noise, launched=launched, from_picture=from_picture, grid=grid
+        )
+        for launched, from_picture in ((6, False), (4, True))
+    ]
+    np.testing.assert_allclose(clocks[0].levels, whole, atol=2e-3)
+    np.testing.assert_allclose(clocks[1].levels, part, atol=2e-3)
+
+
 def test_an_unknown_timestep_sampler_walks_all_that_it_built():
     clock = clock_of_timesteps("Other", [1, 501, 901], NOISE, launched=3, from_picture=False)
     assert clock.levels == (901, 501, 1)
