@@ -14,11 +14,12 @@ from lib_lora.errors import UsageError
 from lib_lora.networks.compose import compose
 from lib_lora.networks.contract import CreateOptions, LayerNetwork, LayerShape
 from lib_lora.networks.dora import with_dora
-from lib_lora.networks.full import FULL, with_bias
+from lib_lora.networks.full import FULL, SET_WEIGHT, with_bias
 from lib_lora.networks.loha import LOHA
 from lib_lora.networks.lokr import LOKR
 from lib_lora.networks.lora import LORA
 from lib_lora.networks.norm import NORM
+from lib_lora.networks.sparse import with_remainder
 from tests.networks import variants
 from tests.recorder import Recorder
 
@@ -288,6 +289,25 @@ def test_biases_have_a_strength_for_each_row(name):
     for network in (
         LayerNetwork(with_bias(kind), {**tensors, "diff_b": drawn(20)}),
         LayerNetwork(FULL, {"diff": drawn(*module.weight.shape), "diff_b": drawn(20)}),
+    ):
+        assert_rows_agree(network, module, x, 1e-12)
+
+
+@pytest.mark.parametrize("name", ["linear", "strided"])
+def test_replaced_weights_and_sparse_remainders_have_a_strength_for_each_row(name):
+    module = variants.a_module(name)
+    kind, tensors = variants.trained("lora", module)
+    rows, columns = torch.tensor([[0, 3, 19], [5, 11, 0]])
+    size = torch.tensor([20, module.weight[0].numel()])
+    remainder = {
+        "bias_indices": torch.stack([rows, columns]),
+        "bias_values": drawn(3),
+        "bias_size": size,
+    }
+    x = variants.an_input(module)
+    for network in (
+        LayerNetwork(with_remainder(kind), {**tensors, **remainder}),
+        LayerNetwork(SET_WEIGHT, {"set_weight": drawn(*module.weight.shape)}),
     ):
         assert_rows_agree(network, module, x, 1e-12)
 
