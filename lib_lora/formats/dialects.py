@@ -155,7 +155,7 @@ def _add(
 ) -> None:
     """Add what the dialects call a layer, or several; the first to have a name keeps it, but for a name without a prefix."""
     for dialect, prefix in prefixes:
-        alias = Alias(targets, dialect)
+        alias = tuple.__new__(Alias, (targets, dialect))  # as Alias() does, in half the time
         there = table.setdefault(prefix + flat, alias)
         if there is not alias and dialect == "peft" and there.targets != targets:
             table[prefix + flat] = Alias((), AMBIGUOUS)

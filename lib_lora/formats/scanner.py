@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 
 MAX_NAME = 1000  # characters
 MAX_DESCRIPTION = 1000  # characters of what a header says of one tensor
@@ -85,7 +86,7 @@ class Scanner:
         if usual is None:
             return None
         dtype, shape, first, last = usual.groups()
-        return dtype, tuple(map(int, shape.split(","))) if shape else (), int(first), int(last)
+        return dtype, _sizes(shape or ""), int(first), int(last)
 
     def next_is(self, character: str) -> bool:
         """Tell whether the value that comes next begins with a character, or the text has ended for ""."""
@@ -102,6 +103,12 @@ class Scanner:
         if found is None:
             raise ValueError(f"{what} is missing at character {self.at:,}")
         return found
+
+
+@lru_cache(maxsize=256)
+def _sizes(text: str) -> tuple[int, ...]:
+    """Return the numbers of a list without its brackets; a file has few shapes, many times each."""
+    return tuple(int(size) for size in text.split(",")) if text else ()
 
 
 def _whole(text: str) -> str:

@@ -7,6 +7,7 @@ LyCORIS spells it wherever it is found.
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 from lib_lora.networks.contract import ALPHA
 from lib_lora.networks.lora import DOWN, UP
@@ -39,6 +40,7 @@ HCP_SUFFIXES = {
 }
 
 
+@lru_cache(maxsize=256)
 def our_suffix(written: str) -> str:
     """Return our name of a tensor, the written one where we know no other."""
     found = LORA_SUFFIXES.get(written)
