@@ -112,14 +112,23 @@ def _print_checking() -> None:
 
 
 def _print_importing() -> None:
-    def again() -> None:
+    """Print how long importing takes as Python does it, which compiles a module once and keeps the result, and without that."""
+
+    def again(keep: bool, folder: str) -> None:
+        sys.dont_write_bytecode, sys.pycache_prefix = not keep, folder
         for name in [name for name in sys.modules if name.startswith(PARTS)]:
             del sys.modules[name]
         for folder in ("networks", "formats"):
             for module in sorted((ROOT / "lib_lora" / folder).glob("[!_]*.py")):
                 importlib.import_module(f"lib_lora.{folder}.{module.stem}")
 
-    times = _in_turns({"import networks, formats": again})
+    with tempfile.TemporaryDirectory() as kept, tempfile.TemporaryDirectory() as empty:
+        times = _in_turns(
+            {
+                "import networks, formats": lambda: again(True, kept),
+                "  compiling them first": lambda: again(False, empty),
+            }
+        )
     print("\nImporting, torch already imported")
     median = statistics.median(times["import networks, formats"])
     _print_times(times, median)
