@@ -1,7 +1,7 @@
 """The prompt text of a schedule: `<lora:NAME:A>` tags whose A is a number or keyframes.
 
-    tag       <lora:NAME> | <lora:NAME:A> | <lora:NAME:A:B>, then any of :te=A :unet=A :start=STEP :stop=STEP, and for the hires
-              pass :hr=A (both components) :hrte=A :hrunet=A
+    tag       <lora:NAME> | <lora:NAME:A> | <lora:NAME:A:B>, then any of :te=A :unet=A :neg=A (the UNet for the negative prompt)
+              :start=STEP :stop=STEP, and for the hires pass :hr=A (both components) :hrte=A :hrunet=A
     A         NUMBER, or keyframes separated by `,` `;` or `~`
     keyframe  NUMBER@POSITION, then |EASING if not linear
     POSITION  NUMBER, NUMBER% (of the pass), NUMBERst (0-based step) or sNUMBER (sigma); without a unit they are fractions,
@@ -25,7 +25,7 @@ _OPENING = "<lora:"
 _TAG = re.compile(r"<lora:([^<>]*)>")
 _NUMBER = r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"
 _POSITION = re.compile(rf"(s?)\s*({_NUMBER})\s*(%|st|)")
-_NAMED = ("te", "unet", "hr", "hrte", "hrunet", "start", "stop")
+_NAMED = ("te", "unet", "neg", "hr", "hrte", "hrunet", "start", "stop")
 _CURVE = "a number or keyframes such as 0@0,1@0.5"
 
 
@@ -131,10 +131,11 @@ def _use(inside: _Piece, source: str) -> NetworkUse:
     curves = [_curve(part) for part in positional]
     te = _curve(named["te"]) if "te" in named else next(iter(curves), Curve.constant(1.0))
     unet = _curve(named["unet"]) if "unet" in named else next(iter(curves[1:]), te)
+    negative = {"neg": _curve(named["neg"])} if "neg" in named else {}
     window = Window(*(_step(named.get(edge)) for edge in ("start", "stop")))
     return NetworkUse(
         name=name.text.strip(),
-        curves={"unet": unet, "te": te},
+        curves={"unet": unet, "te": te, **negative},
         hires=_hires(named),
         window=window,
         source=source,

@@ -118,7 +118,7 @@ def test_tags_are_lifted_out_and_the_rest_stays_as_it_is():
 @pytest.mark.parametrize(
     ("prompt", "text", "tag", "column", "expected"),
     [
-        ("a <lora:x:hi=0>", "a ", "<lora:x:hi=0>", 11, "te=, unet=, hr="),
+        ("a <lora:x:hi=0>", "a ", "<lora:x:hi=0>", 11, "te=, unet=, neg=, hr="),
         ("<lora:x:1:lbw=OUTALL>", "", "<lora:x:1:lbw=OUTALL>", 11, "hrunet=, start=, stop="),
         ("<lora:x:1:1:8>", "", "<lora:x:1:1:8>", 13, "no third strength"),
         ("<lora:x:te=1:te=2>", "", "<lora:x:te=1:te=2>", 14, "te= once"),
@@ -183,6 +183,12 @@ def test_the_hires_pass_has_curves_of_its_own_where_the_tag_says_so(parts, te, u
     assert use.hires == {
         group: Curve.constant(value) for group, value in told.items() if value is not None
     }
+
+
+def test_the_negative_prompt_has_a_curve_of_its_own_where_the_tag_says_so():
+    plain, (use,) = parse_prompt("<lora:x:1>").uses[0], parse_prompt("<lora:x:1:neg=0@0,1@1>").uses
+    assert "neg" not in plain.curves
+    assert use.curves == {**plain.curves, "neg": frames((0, 0), (1, 1))}
 
 
 @st.composite
