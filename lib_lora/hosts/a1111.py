@@ -72,7 +72,7 @@ class CutIn:
         with self._reporting(p) as picture:
             if picture is not None:
                 _report(p, picture.bind())
-                picture.step(params)
+                _report(p, picture.step(params))
 
     def disarm(self, params: Any) -> None:
         """Switch every network off: the evaluation is over."""

@@ -69,4 +69,5 @@ def clock_of(denoiser: Any) -> Clock:
         ((1 - kept) / kept).sqrt().tolist(),
         launched=denoiser.steps,
         from_picture=denoiser.init_latent is not None,
+        grid=shared.opts.uni_pc_skip_type,
     )

@@ -10,7 +10,7 @@ from modules import sd_unet, shared
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from lib_lora.apply.session import Session
+from lib_lora.apply.session import Row, Session
 from lib_lora.errors import UsageError
 from lib_lora.formats.checkpoint import open_checkpoint
 from lib_lora.hosts.a1111_clock import Built, built_by, clock_of
@@ -70,8 +70,8 @@ class Picture:
         modules = live_modules(model, checkpoint.layers)
         bring_up_to_date(_of_dependent_networks(self._uses, modules))
         self._session = Session(self._uses)
-        self._session.open(modules)
         unet = model.model.diffusion_model
+        self._session.open(modules, unet)
         self._guard = unet.register_forward_hook(self._after_unet, always_call=True)
         self._bound = bound
         loaded = {network.name: network for _, network in self._uses}
@@ -98,16 +98,20 @@ class Picture:
                 conds[strengths] = encode()
         keep(self._p(), pass_name, prompts, Encoded(knots, conds))
 
-    def step(self, params: Any) -> None:
-        """Arm the UNet with the strengths of the evaluation that follows, and choose its conditionings."""
+    def step(self, params: Any) -> list[str]:
+        """Arm the UNet with the strengths of the evaluation that follows, and choose its conditionings.
+
+        Returns a sentence for whatever has not been exact so far.
+        """
         denoiser = params.denoiser
         pass_name: PassName = "hires" if getattr(denoiser.p, "is_hr_pass", False) else "base"
         built = built_by(denoiser.sampler)
         if built is not self._built:
             self._session.begin_pass(clock_of(denoiser), pass_name)
             self._built = built
-        moment = self._session.step(float(params.sigma.max()))
+        moment = self._session.step(float(params.sigma.max()), self._rows(params))
         choose(params, moment, strengths_at(self._uses, moment, pass_name), pass_name)
+        return self._session.warnings
 
     def disarm(self) -> None:
         """Switch every network off until the next `step` or `encode`."""
@@ -122,6 +126,13 @@ class Picture:
 
     def _knots(self, pass_name: PassName) -> list[tuple[float, Strengths]]:
         return knots_of(self._uses, pass_name, steps_of(self._p(), pass_name))
+
+    def _rows(self, params: Any) -> list[Row]:
+        """Return what each row of the batch computes: the host puts those of the negative prompt last."""
+        if not any("neg" in {**use.curves, **use.hires} for use, _ in self._uses):
+            return [Row()]
+        positive = params.text_cond.shape[0]
+        return [Row()] * positive + [Row(negative=True)] * (len(params.x) - positive)
 
     def _arm(self, strengths: Strengths) -> None:
         self._session.encode(dict(enumerate(strengths)))

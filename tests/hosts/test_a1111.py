@@ -96,6 +96,16 @@ def test_a_text_encoder_curve_of_the_hires_pass(host):
         assert agree(evaluation[2][:1], words)
 
 
+def test_the_negative_prompt_has_a_strength_of_its_own(host):
+    host.draw(
+        "a fox <lora:a:te=0:unet=0@0,1@1:neg=0.3>", "a cat <lora:a:te=0:unet=0@0,1@1:neg=0.3>"
+    )
+    evaluation = evaluations(host)[-1]
+    positive, negative = (answers(host.baked(a=(s, 0)), evaluation) for s in (1, 0.3))
+    assert agree(evaluation[3], torch.cat([positive[:2], negative[2:]]))
+    assert not agree(evaluation[3], positive)
+
+
 def test_static_tags_are_the_hosts_alone(host):
     with_ours = host.draw("a fox <lora:a:0.8:0.5>")
     assert networks.loaded_networks == [("a", 0.8, 0.5)]

@@ -16,6 +16,7 @@ class Options:
     lora_functional = False
     lora_add_hashes_to_infotext = True
     use_old_scheduling = False
+    uni_pc_skip_type = "time_uniform"
 
     def __init__(self):
         self.data = {}
