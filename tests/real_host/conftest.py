@@ -10,15 +10,24 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
+from lib_lora.formats.checkpoint import open_checkpoint
+from lib_lora.formats.network_file import write_network
+from lib_lora.networks.contract import CreateOptions, LayerShape
+from lib_lora.networks.lora import LORA
+
 URL = os.environ.get("LOOM_WEBUI_URL")
+LORA_DIR = os.environ.get("LOOM_WEBUI_LORA_DIR")
 FIGURES = os.environ.get("LOOM_WEBUI_FIGURES")
 STOCK_URL = os.environ.get("LOOM_WEBUI_STOCK_URL")
 MISSING = (
     "NOT TESTED IN A REAL WEBUI: LOOM_WEBUI_URL is not set (the address of a WebUI v1.10.1 with --api, with this extension, the"
-    " embedded base model and the demo's donut.safetensors and striped.safetensors; LOOM_WEBUI_STOCK_URL: one without it)"
+    " embedded base model and the demo's donut.safetensors and striped.safetensors; LOOM_WEBUI_STOCK_URL: one without it;"
+    " LOOM_WEBUI_LORA_DIR: the folder of its LoRA, into which the tests put one for the text encoder)"
 )
+BASE = Path(__file__).parents[2] / "lib_lora" / "demo" / "base.safetensors"
 PROMPT = "a blue donut on a beige background"
 DEFAULTS = {
     "prompt": PROMPT,
@@ -92,6 +101,28 @@ def stock():
     if not URL or not STOCK_URL:
         pytest.skip(MISSING)
     return WebUI(STOCK_URL)
+
+
+@pytest.fixture(scope="session")
+def text_lora():
+    """Return the name of a LoRA on the text encoder alone, which the demo's have nothing on."""
+    if not URL or not LORA_DIR:
+        pytest.skip(MISSING)
+    checkpoint = open_checkpoint(BASE)
+    draw = torch.Generator().manual_seed(1)
+    tensors = {}
+    for layer_id, layer in checkpoint.layers.items():
+        if layer.component == "te1" and layer.path.endswith(("q_proj", "v_proj", "fc1", "fc2")):
+            created = LORA.create(LayerShape(layer.shape), CreateOptions(4, 4.0), draw)
+            up = created["lora_up.weight"]
+            tensors[layer_id] = {
+                **created,
+                "lora_up.weight": 0.2 * torch.randn(up.shape, generator=draw),
+            }
+    file = Path(LORA_DIR) / "loom_test_text.safetensors"
+    write_network(file, tensors, checkpoint.layers, checkpoint.family.components)
+    yield file.stem
+    file.unlink()
 
 
 @pytest.fixture
