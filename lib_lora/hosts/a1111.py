@@ -40,6 +40,10 @@ class Entry(extra_networks.ExtraNetworkParams):
         super().__init__([use.source for use in uses])
         self.uses, self.problems = uses, problems
 
+    def leave_out(self, notes: Sequence[str]) -> None:
+        """Tell the host's cache from a picture in which the same tags act."""
+        self.items = [*(use.source for use in self.uses), *notes]
+
 
 class CutIn:
     """The extension as the WebUI sees it; its callbacks are the methods that the registration names."""
@@ -48,22 +52,21 @@ class CutIn:
         self._picture: Picture | None = None
 
     def install(self) -> None:
-        """Put our functions around the host's."""
+        """Put our functions around the host's, and our page among its settings."""
+        label = "Keep weights untouched: LoRA without a schedule act beside the weights too"
+        option = shared.OptionInfo(False, label)
+        option.info("no copy of the model in memory; pictures differ in the last bits")
+        page = shared.options_section(("loom", "LoRA Loom"), {KEEP_WEIGHTS: option})
+        shared.options_templates.update(page)
         for holder, name, around in self._cuts():
             patches.patch(__name__, holder, name, around(getattr(holder, name)))
 
     def uninstall(self) -> None:
         """Undo `install` and take every hook off the model."""
         self._close()
+        shared.options_templates.pop(KEEP_WEIGHTS)
         for holder, name, _ in self._cuts():
             patches.undo(__name__, holder, name)
-
-    def add_settings(self) -> None:
-        """Add our page to the host's settings."""
-        label = "Keep weights untouched: LoRA without a schedule act beside the weights too"
-        option = shared.OptionInfo(False, label, section=("loom", "LoRA Loom"))
-        option.info("no copy of the model in memory; pictures differ in the last bits")
-        shared.opts.add_option(KEEP_WEIGHTS, option)
 
     def arm(self, params: Any) -> None:
         """Set the strengths for the evaluation of the UNet that follows."""
@@ -151,9 +154,12 @@ class CutIn:
         from lib_lora.hosts.a1111_picture import Picture
 
         self._picture = Picture(p, entry.uses)
+        notes = ["everything is left out"]
         with self._reporting(p) as picture:
-            _report(p, picture.bind())
+            notes = picture.bind()
+            _report(p, notes)
             picture.add_hashes()
+        entry.leave_out(notes)
 
     @contextmanager
     def _reporting(self, p: Any) -> Iterator[Any]:

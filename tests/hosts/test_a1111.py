@@ -267,6 +267,14 @@ def test_a_cached_conditioning_is_not_taken_for_another_strength(host):
     assert not agree(contexts[0], contexts[1])
 
 
+def test_a_cached_conditioning_is_not_taken_once_a_missing_file_is_there(host):
+    host.draw("a fox <lora:c:1@0,1@1>")
+    without = evaluations(host)[0][2]
+    networks.on_disk["c"] = networks.on_disk["a"]
+    host.draw("a fox <lora:c:1@0,1@1>")
+    assert not agree(evaluations(host)[0][2], without)
+
+
 def test_the_hosts_cache_still_serves_the_same_picture(host):
     host.draw(RAMP)
     cached = processing.StableDiffusionProcessing.cached_c[1]
@@ -291,8 +299,10 @@ def test_hashes_of_both_kinds_are_in_the_infotext(host):
 def test_unloading_undoes_everything(host):
     host.draw(RAMP)
     assert host.model.hooks() > 0
+    assert "loom_keep_weights" in shared.options_templates
     host.unload_extension()
     assert host.model.hooks() == 0
+    assert shared.options_templates == {}
     for function in (
         extra_networks.parse_prompts,
         extra_networks.activate,

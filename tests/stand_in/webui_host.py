@@ -51,7 +51,6 @@ class Host:
 
     def load_extension(self):
         runpy.run_path(str(REGISTRATION))
-        script_callbacks.call("ui_settings")
 
     def unload_extension(self):
         script_callbacks.call("script_unloaded")

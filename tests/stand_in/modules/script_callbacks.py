@@ -12,7 +12,6 @@ def _registrar(event):
 
 on_cfg_denoiser = _registrar("cfg_denoiser")
 on_cfg_after_cfg = _registrar("cfg_after_cfg")
-on_ui_settings = _registrar("ui_settings")
 on_script_unloaded = _registrar("script_unloaded")
 
 

@@ -4,12 +4,18 @@ sd_model = None
 
 
 class OptionInfo:
-    def __init__(self, default, label, section=None):
-        self.default, self.label, self.section = default, label, section
+    def __init__(self, default, label):
+        self.default, self.label, self.section = default, label, None
 
     def info(self, text):
         self.label += f" ({text})"
         return self
+
+
+def options_section(section, options):
+    for option in options.values():
+        option.section = section
+    return options
 
 
 class Options:
@@ -21,8 +27,6 @@ class Options:
     def __init__(self):
         self.data = {}
 
-    def add_option(self, name, option):
-        self.data[name] = option.default
-
 
 opts = Options()
+options_templates = {}
