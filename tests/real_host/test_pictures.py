@@ -6,6 +6,8 @@ a pixel to the next of 256 values.
 
 import base64
 import io
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -70,9 +72,9 @@ def test_a_constant_schedule_is_the_static_tag(webui, figures, settings):
 
 
 @pytest.mark.parametrize("settings", [{}, *SETTINGS.values()], ids=["euler", *SETTINGS])
-def test_a_schedule_of_zeros_is_no_tag(webui, settings):
-    off = webui.draw("<lora:donut:0@0,0@1>", **settings)
-    assert np.array_equal(off.pixels, webui.draw("", **settings).pixels)
+def test_a_schedule_of_zeros_is_no_tag(webui, figures, settings):
+    off, none = webui.draw("<lora:donut:0@0,0@1>", **settings), webui.draw("", **settings)
+    assert close(figures("zeros to none", off.differs(none)))
 
 
 @pytest.mark.parametrize("name", ["heun", "restart", "ddim", "unipc", "batch-size"])
@@ -107,11 +109,29 @@ def test_a_text_encoder_curve_is_neither_end(webui, text_lora, figures):
     assert close(figures("flat to its end", flat.differs(high)))
 
 
+@pytest.mark.parametrize("name", ["batch-size", "rows-apart"])
+def test_the_negative_prompt_has_a_strength_of_its_own(webui, figures, name):
+    settings = SETTINGS[name]
+    same = webui.draw("<lora:donut:1:neg=1>", **settings)
+    assert close(figures("same to static", same.differs(webui.draw(STATIC, **settings))))
+    off = webui.draw("<lora:donut:1:neg=0>", **settings)
+    assert not close(figures("off to static", off.differs(webui.draw(STATIC, **settings))))
+    apart = webui.draw("<lora:donut:1:neg=0>", **{**settings, **SETTINGS["rows-apart"]})
+    together = webui.draw("<lora:donut:1:neg=0>", **{**settings, "override_settings": {}})
+    assert close(figures("rows together to rows apart", together.differs(apart)))
+
+
 def test_a_static_tag_and_a_schedule_act_together(webui, figures):
     ours = webui.draw("<lora:striped:0.7><lora:donut:1@0,1@1>")
     theirs = webui.draw("<lora:striped:0.7><lora:donut:1>")
     assert close(figures("ours to theirs", ours.differs(theirs)))
     assert not close(ours.differs(webui.draw(CONSTANT)))
+
+
+def test_weights_can_be_kept_untouched(webui, figures):
+    kept = webui.draw(STATIC, override_settings={"loom_keep_weights": True})
+    assert close(figures("kept to static", kept.differs(webui.draw(STATIC))))
+    assert not close(kept.differs(webui.draw()))
 
 
 def test_a_window_that_is_never_open_leaves_the_text_encoder(webui):
@@ -169,6 +189,17 @@ def test_a_bad_tag_is_told_and_left_out(webui, tag, told):
 def test_a_plain_picture_after_a_schedule_is_as_before(webui):
     before = webui.draw()
     webui.draw(RAMP, seed=11)
+    after = webui.draw_anew("txt2img", webui.asked())
+    assert np.array_equal(before.pixels, after.pixels)
+
+
+def test_a_plain_picture_after_an_interrupt_is_as_before(webui):
+    before = webui.draw()
+    with ThreadPoolExecutor(1) as pool:
+        cut = pool.submit(webui.draw, "<lora:donut:1@0,1@1>", steps=100)
+        time.sleep(5)
+        webui.post("/sdapi/v1/interrupt", {})
+        cut.result()
     after = webui.draw_anew("txt2img", webui.asked())
     assert np.array_equal(before.pixels, after.pixels)
 
