@@ -27,6 +27,7 @@ _NUMBER = r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"
 _POSITION = re.compile(rf"(s?)\s*({_NUMBER})\s*(%|st|)")
 _NAMED = ("te", "unet", "neg", "hr", "hrte", "hrunet", "start", "stop")
 _CURVE = "a number or keyframes such as 0@0,1@0.5"
+LARGEST_STRENGTH = 1000.0  # sums and differences of such strengths are finite
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +194,7 @@ def _point(piece: _Piece) -> _Point:
     """Read "STRENGTH", "STRENGTH@POSITION" or "STRENGTH@POSITION|EASING"."""
     body, *easings = piece.split("|")
     strength, *positions = body.split("@")
-    value = _number(strength, _CURVE)
+    value = _strength(strength)
     if len(positions) > 1 or len(easings) > 1 or (easings and not positions):
         raise piece.error("STRENGTH@POSITION, with at most one |EASING behind it")
     easing = _easing(easings[0]) if easings else "linear"
@@ -206,6 +207,13 @@ def _point(piece: _Piece) -> _Point:
     unit: Unit | None = "sigma" if match[1] else {"%": "fraction", "st": "step", "": None}[match[3]]
     position = position / 100 if match[3] == "%" else position
     return _Point(value, position, unit, easing, positions[0])
+
+
+def _strength(piece: _Piece) -> float:
+    value = _number(piece, _CURVE)
+    if abs(value) > LARGEST_STRENGTH:
+        raise piece.error(f"a strength from {-LARGEST_STRENGTH:g} to {LARGEST_STRENGTH:g}")
+    return value
 
 
 def _easing(piece: _Piece) -> Easing:
