@@ -102,13 +102,11 @@ class CutIn:
     def _around_activate(self, original: Replaced) -> Replaced:
         def activate(p: Any, data: Data) -> None:
             self._disarm()
-            if (
-                not p.prompts
-            ):  # no picture: the host encodes the empty text of a model that it has loaded
-                original(p, data)
-                return
-            self._close()
-            original(p, {name: params for name, params in data.items() if name != ENTRY})
+            # Without prompts it is no picture: the host encodes the empty text of a model that it has loaded.
+            if p.prompts:
+                self._close()
+            others = {name: params for name, params in data.items() if name != ENTRY}
+            original(p, others if ENTRY in data else data)
             for entry in data.get(ENTRY, ()):
                 self._open(p, entry)
 

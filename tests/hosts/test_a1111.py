@@ -3,11 +3,12 @@
 Right values come from a twin of the model whose weights hold the networks, `baked` by the library's composition law.
 """
 
+import networks
 import pytest
 import torch
 from modules import extra_networks, processing, script_callbacks, sd_unet, shared
 from modules.sd_samplers_kdiffusion import KDiffusionSampler
-from webui_host import Host, networks
+from webui_host import Host
 
 RAMP = "a fox <lora:a:te=1:unet=0@0,1@1>"
 EXACT = {"rtol": 1e-9, "atol": 1e-9}
@@ -128,16 +129,11 @@ def test_two_schedules_add_up(host):
 
 def test_the_hires_pass_has_strengths_of_its_own(host):
     host.draw("a fox <lora:a:1@0,1@1:hrte=0.5:hrunet=0@0,0.3@1>", enable_hr=True)
-    first, last = evaluations(host)[0], evaluations_of_hires(host)
+    first, *_, last = evaluations(host)
     assert agree(first[3], answers(host.baked(a=(1, 1)), first))
     assert agree(last[3], answers(host.baked(a=(0.3, 0)), last))
     words = host.baked(a=(0, 0.5)).cond_stage_model(["a fox "])
     assert agree(last[2][:1], words)
-
-
-def evaluations_of_hires(host):
-    host.draw("a fox <lora:a:1@0,1@1:hrte=0.5:hrunet=0@0,0.3@1>", enable_hr=True)
-    return evaluations(host)[-1]
 
 
 def test_every_batch_begins_anew(host):
@@ -311,4 +307,4 @@ def test_unloading_undoes_everything(host):
     ):
         assert function.__module__.startswith("modules.")
         assert not hasattr(function, "__wrapped__")
-    host.load_extension()  # as "Reload UI" does, and again below
+    host.load_extension()  # as "Reload UI" does; it is undone after the test once more

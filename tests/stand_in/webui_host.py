@@ -5,7 +5,7 @@ from pathlib import Path
 
 import networks
 import torch
-from modules import extra_networks, script_callbacks, sd_unet, shared
+from modules import script_callbacks, sd_unet, shared
 from modules.processing import StableDiffusionProcessing
 from webui_model import Model
 
@@ -103,6 +103,3 @@ class Host:
 def unet_modules(model):
     unet = model.model.diffusion_model
     return unet.input_blocks[0][0], unet.input_blocks[1][1].proj_in, unet.out[2]
-
-
-__all__ = ["TE_LAYER", "UNET_LAYERS", "Host", "extra_networks", "networks", "unet_modules"]
