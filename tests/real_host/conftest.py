@@ -40,6 +40,8 @@ DEFAULTS = {
     "cfg_scale": 5,
     "seed": 3,
     "save_images": False,
+    # An option that a request overrides may stay so.
+    "override_settings": {"batch_cond_uncond": True},
 }
 
 

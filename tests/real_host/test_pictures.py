@@ -117,7 +117,8 @@ def test_the_negative_prompt_has_a_strength_of_its_own(webui, figures, name):
     off = webui.draw("<lora:donut:1:neg=0>", **settings)
     assert not close(figures("off to static", off.differs(webui.draw(STATIC, **settings))))
     apart = webui.draw("<lora:donut:1:neg=0>", **{**settings, **SETTINGS["rows-apart"]})
-    together = webui.draw("<lora:donut:1:neg=0>", **{**settings, "override_settings": {}})
+    whole = {"override_settings": {"batch_cond_uncond": True}}
+    together = webui.draw("<lora:donut:1:neg=0>", **{**settings, **whole})
     assert close(figures("rows together to rows apart", together.differs(apart)))
 
 
@@ -129,7 +130,11 @@ def test_a_static_tag_and_a_schedule_act_together(webui, figures):
 
 
 def test_weights_can_be_kept_untouched(webui, figures):
-    kept = webui.draw(STATIC, override_settings={"loom_keep_weights": True})
+    webui.post("/sdapi/v1/options", {"loom_keep_weights": True})
+    try:
+        kept = webui.draw_anew("txt2img", webui.asked(STATIC))
+    finally:
+        webui.post("/sdapi/v1/options", {"loom_keep_weights": False})
     assert close(figures("kept to static", kept.differs(webui.draw(STATIC))))
     assert not close(kept.differs(webui.draw()))
 
