@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-ROUNDING = (0.05, 2)  # mean and largest difference, of 255
+ROUNDING = (0.01, 1)  # mean and largest difference, of 255
 CLEARLY = 1.0  # mean difference, of 255
 CONSTANT, STATIC = "<lora:donut:1@0,1@1>", "<lora:donut:1>"
 OFF_BY_5_PERCENT = "<lora:donut:0.95@0,0.95@1>"
@@ -74,7 +74,7 @@ def test_a_constant_schedule_is_the_static_tag(webui, figures, settings):
 @pytest.mark.parametrize("settings", [{}, *SETTINGS.values()], ids=["euler", *SETTINGS])
 def test_a_schedule_of_zeros_is_no_tag(webui, figures, settings):
     off, none = webui.draw("<lora:donut:0@0,0@1>", **settings), webui.draw("", **settings)
-    assert close(figures("zeros to none", off.differs(none)))
+    assert figures("zeros to none", off.differs(none)) == (0, 0)
 
 
 @pytest.mark.parametrize("name", ["heun", "restart", "ddim", "unipc", "batch-size"])
