@@ -15,7 +15,14 @@ from torch.nn import functional
 
 from lib_lora.apply.strengths import Strengths
 from lib_lora.errors import UsageError
-from lib_lora.networks.contract import LayerNetwork, LayerShape, LowRank, Tensors, apply_weight
+from lib_lora.networks.contract import (
+    LayerNetwork,
+    LayerShape,
+    LowRank,
+    Tensors,
+    apply_weight,
+    at_least_float32,
+)
 
 
 class Branch:
@@ -65,8 +72,8 @@ def _all_exact(tensors: Tensors) -> Tensors:
 
 
 def _exact(tensor: Tensor) -> Tensor:
-    """Return a tensor in float32 at least; smaller floating point numbers are for storage and not for computing."""
-    return tensor.float() if tensor.is_floating_point() and tensor.itemsize < 4 else tensor
+    """Return numbers in float32 at least, indices and flags as they are."""
+    return at_least_float32(tensor) if tensor.is_floating_point() else tensor
 
 
 class _Moving:

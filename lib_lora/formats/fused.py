@@ -21,7 +21,16 @@ from lib_lora.errors import UsageError
 from lib_lora.families.table import Part
 from lib_lora.formats.suffixes import DORA, LORA_BIAS, SCALE
 from lib_lora.networks.compose import network_type_of
-from lib_lora.networks.contract import ALPHA, LayerShape, Shape, Shapes, Tensors, misfit, shapes_of
+from lib_lora.networks.contract import (
+    ALPHA,
+    LayerShape,
+    Shape,
+    Shapes,
+    Tensors,
+    at_least_float32,
+    misfit,
+    shapes_of,
+)
 from lib_lora.networks.full import DIFFERENCE
 from lib_lora.networks.lokr import LOKR, W1, W1_A, W1_B, W2, W2_A, W2_B
 from lib_lora.networks.lora import DOWN, UP
@@ -84,7 +93,7 @@ def is_cut_kron(shapes: Shapes, part: Part) -> bool:
 
 def kron_rows(tensors: Tensors, part: Part) -> Tensor:
     """Return the rows of a LoKr's delta that are a part's, in float32 at least."""
-    wide = {suffix: tensor.to(_at_least_float32(tensor)) for suffix, tensor in tensors.items()}
+    wide = {suffix: at_least_float32(tensor) for suffix, tensor in tensors.items()}
     whole = LOKR.delta(wide, torch.empty(0), LayerShape(_kron_shape(shapes_of(tensors)))).weight
     assert whole is not None  # a LoKr changes the weight
     return cut(DIFFERENCE, whole, part)
@@ -100,10 +109,6 @@ def _kron_shape(shapes: Shapes) -> tuple[int, int]:
     left = [shapes[one if one in shapes else two] for one, two in ((W1, W1_A), (W2, W2_A))]
     right = [shapes[one if one in shapes else two] for one, two in ((W1, W1_B), (W2, W2_B))]
     return left[0][0] * left[1][0], right[0][1] * right[1][1]
-
-
-def _at_least_float32(tensor: Tensor) -> torch.dtype:
-    return torch.promote_types(tensor.dtype, torch.float32)
 
 
 def own_pair(tensors: Tensors, part: Part, *, alpha_of_one: bool) -> dict[str, Tensor]:

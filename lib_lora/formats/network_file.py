@@ -22,7 +22,7 @@ from lib_lora.formats.peft_folder import Piece, pieces_of, write_folder
 from lib_lora.formats.stream import TensorReader, write_tensors
 from lib_lora.formats.suffixes import LORA_BIAS
 from lib_lora.formats.written import WRITABLE, Placed, content_of, peft_pieces
-from lib_lora.networks.contract import ALPHA, LayerNetwork
+from lib_lora.networks.contract import ALPHA, LayerNetwork, at_least_float32
 from lib_lora.networks.full import BIAS
 from lib_lora.networks.lora import DOWN, scale
 
@@ -96,7 +96,7 @@ def _alpha(
 
 
 def _scaled(bias: Tensor, factor: float) -> Tensor:
-    return bias.to(torch.promote_types(bias.dtype, torch.float32)) * factor
+    return at_least_float32(bias) * factor
 
 
 def _refuse_other_family(path: Path, header: Header, components: Sequence[Component]) -> None:

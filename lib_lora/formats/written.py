@@ -31,7 +31,7 @@ from lib_lora.formats.dialects import (
 )
 from lib_lora.formats.fused import cut, cut_misfit, joined
 from lib_lora.formats.suffixes import DORA, MAGNITUDE
-from lib_lora.networks.contract import ALPHA, Tensors, shapes_of
+from lib_lora.networks.contract import ALPHA, Tensors, at_least_float32, shapes_of
 from lib_lora.networks.lora import DOWN, UP, scale
 from lib_lora.networks.oft import CONSTRAINT
 
@@ -227,8 +227,9 @@ def _peft_tensors(name: str, parts: Tensors, up: Tensor) -> dict[str, Tensor]:
 def _folded(parts: Mapping[str, Tensor]) -> Tensor | None:
     """Return `up` times alpha / rank, `None` where that rounds: only a power of two within the dtype's range does not."""
     up, factor = parts[UP], scale(parts)
-    folded = up * factor
-    exact = math.frexp(factor)[0] == 0.5 and torch.equal(folded / factor, up)
+    wide = at_least_float32(up)
+    folded = (wide * factor).to(up.dtype)
+    exact = math.frexp(factor)[0] == 0.5 and torch.equal(folded.to(wide.dtype) / factor, wide)
     return folded if exact else None
 
 

@@ -172,6 +172,11 @@ def product_claim(a: Shape, b: Shape, core: Shape | None = None) -> Shape | None
     return (a[1], b[1], *core[2:]) if fits else None
 
 
+def at_least_float32(tensor: Tensor) -> Tensor:
+    """Return a tensor to compute with: smaller numbers are for storage, and torch has neither arithmetic nor promotion for fp8."""
+    return tensor if tensor.dtype == torch.float64 else tensor.float()
+
+
 def shapes_of(tensors: Tensors) -> dict[str, Shape]:
     """Return the shapes of tensors in memory."""
     return {suffix: tuple(tensor.shape) for suffix, tensor in tensors.items()}

@@ -28,6 +28,7 @@ from lib_lora.networks.contract import (
     Shapes,
     Tensors,
     apply_weight,
+    at_least_float32,
     without_bias,
 )
 
@@ -62,7 +63,7 @@ def with_dora(kind: NetworkType, square: Axis = "output") -> NetworkType:
         return Delta(whole * _gain(tensors[MAGNITUDE], whole, square) - base)
 
     def prepare(tensors: Tensors, base: Tensor, shape: LayerShape) -> dict[str, Tensor]:
-        exact = base.to(torch.promote_types(base.dtype, torch.float32))
+        exact = at_least_float32(base)
         moved = {s: t.to(exact) if t.dim() else t for s, t in tensors.items()}
         whole = exact + _inner_delta(kind, moved, exact, shape)
         return {**_plain(tensors), EXCESS: _gain(moved[MAGNITUDE], whole, square) - 1}
@@ -78,7 +79,7 @@ def with_dora(kind: NetworkType, square: Axis = "output") -> NetworkType:
     ) -> dict[str, Tensor]:
         if kind.create is None or options.base is None:
             raise ValueError(f"a fresh DoRA on {kind.label} takes its magnitudes from a base")
-        base = options.base.to(torch.promote_types(options.base.dtype, torch.float32))
+        base = at_least_float32(options.base)
         norms = _norms(base.detach(), "input" if options.per_input else "output")
         return {**kind.create(shape, options, generator), MAGNITUDE: norms.to(options.dtype)}
 

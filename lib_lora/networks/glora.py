@@ -28,6 +28,7 @@ from lib_lora.networks.contract import (
     Tensors,
     alpha_for,
     apply_weight,
+    at_least_float32,
     claim_misfit,
     scale_of,
     shapes_of,
@@ -119,7 +120,7 @@ def output(tensors: Tensors, x: Tensor, module: nn.Module, y: Tensor) -> Tensor:
 
 def prepare(tensors: Tensors, base: Tensor, shape: LayerShape) -> dict[str, Tensor]:
     """Return the factors and W a1, (out, r[, kh, kw]), summed in float32 at least."""
-    exact = base.to(torch.promote_types(base.dtype, torch.float32))
+    exact = at_least_float32(base)
     left = factors(tensors, shape).left.to(exact)
     return {**tensors, TURNED: torch.einsum("oi...,ir->or...", exact, left)}
 

@@ -29,6 +29,7 @@ from lib_lora.networks.contract import (
     Shape,
     Shapes,
     Tensors,
+    at_least_float32,
     without_bias,
 )
 
@@ -51,7 +52,7 @@ def turning(tensors: Tensors) -> Tensor:
     if TURNING in tensors:
         return tensors[TURNING]
     stored = tensors[BLOCKS] if BLOCKS in tensors else tensors[ROTATION]
-    exact = stored.to(torch.promote_types(stored.dtype, torch.float32))
+    exact = at_least_float32(stored)
     identity = torch.eye(exact.shape[-1], dtype=exact.dtype, device=exact.device)
     if BLOCKS not in tensors:
         return exact - identity

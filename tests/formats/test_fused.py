@@ -149,7 +149,7 @@ def formula(tensors):
     )
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.float8_e4m3fn])
 def test_a_lokr_whose_rows_belong_to_two_layers_is_multiplied_out(tmp_path, dtype):
     factors = {"lokr_w1": draw(4, 4), "lokr_w2": draw(3 * WIDTH // 4, WIDTH // 4)}
     factors = {suffix: tensor.to(dtype) for suffix, tensor in factors.items()}

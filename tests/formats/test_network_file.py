@@ -121,6 +121,24 @@ def test_a_written_network_is_read_back_with_the_same_delta(tmp_path, layers, di
         assert not torch.allclose(found, 1.05 * delta(parts))
 
 
+@pytest.mark.parametrize("dialect", FILES)
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+@pytest.mark.parametrize("alpha", [1.0, 3.0, 2.0**12])
+def test_eight_bits_are_written_as_they_are(tmp_path, layers, dialect, dtype, alpha):
+    # 2^10 times 1.5 is beyond the largest number of E4M3, 448, and within that of E5M2, 57344.
+    out, inputs = layers[LINEAR].shape
+    tensors = {
+        DOWN: torch.full((4, inputs), 0.25).to(dtype),
+        UP: torch.full((out, 4), 1.5).to(dtype),
+        ALPHA: torch.tensor(alpha),
+    }
+    file = tmp_path / "style.safetensors"
+    write(file, {LINEAR: tensors}, layers, dialect)
+    network = read(file, layers)
+    assert network.layers[LINEAR].tensors[UP].dtype == dtype
+    assert torch.equal(delta_read(network, layers, LINEAR), delta(tensors))
+
+
 @pytest.mark.parametrize("strengths", STRENGTHS)
 def test_diffusers_reads_the_diffusers_dialect_to_the_same_delta(
     tmp_path, layers, pipeline, strengths
