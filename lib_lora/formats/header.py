@@ -202,7 +202,7 @@ def _entry(
     if len(shape) > MAX_DIMENSIONS:
         raise _bad(path, f"gives tensor {key!r} the shape {_short(shape)}, which is none")
     elements = math.prod(shape)
-    if elements > MAX_ELEMENTS:
+    if (elements or math.prod(size for size in shape if size)) > MAX_ELEMENTS:
         raise _bad(path, f"gives tensor {key!r} the impossible shape {_short(shape)}")
     if first > last:
         raise _bad(path, f"gives tensor {key!r} the offsets {[first, last]}, which are no range")

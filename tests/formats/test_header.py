@@ -71,6 +71,10 @@ HOSTILE = {
     "a hundred dimensions": (raw({"w": entry(shape=(1,) * 100)}), "'w' the shape"),
     "a thousand dimensions": (raw({"w": entry(shape=(1,) * 1000)}), "after 'w'"),
     "product overflow": (raw({"w": entry(shape=(2**40, 2**40))}), "impossible shape"),
+    "overflow hidden by a 0": (
+        raw({"w": {**entry(shape=(2**63, 2**63, 0)), "data_offsets": [0, 0]}}, b""),
+        "impossible shape",
+    ),
     "bytes unlike the shape": (raw({"w": entry(shape=(2, 2))}), "F32 of shape"),
     "offsets backwards": (raw({"w": entry(offsets=(24, 0))}), "no range"),
     "three offsets": (raw({"w": entry(offsets=(0, 12, 24))}), "no range"),
