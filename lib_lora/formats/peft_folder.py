@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from lib_lora.errors import FileFormatError, UsageError
+from lib_lora.errors import FileFormatError, UnmatchedError, UsageError
+from lib_lora.families.detect import NETWORK_FAMILIES
 from lib_lora.families.table import Component
 from lib_lora.formats.adapter_metadata import CONFIG, Fields, parse_fields
 from lib_lora.formats.stream import write_tensors
@@ -32,7 +33,10 @@ class Piece(NamedTuple):
 
 
 def pieces_of(path: Path, components: Sequence[Component]) -> list[Piece]:
-    """Return the files of a network: the file itself, or those of a PEFT folder; raises FileFormatError for any other folder."""
+    """Return the files of a network: the file itself, or those of a PEFT folder.
+
+    Raises FileFormatError for any other folder, UnmatchedError for one with a model that the base has not.
+    """
     if not path.is_dir():
         beside = path.with_name(CONFIG)
         told = path.name == WEIGHTS and beside.is_file()
@@ -40,6 +44,7 @@ def pieces_of(path: Path, components: Sequence[Component]) -> list[Piece]:
     if (path / WEIGHTS).is_file():
         names = {component.diffusers: component.name for component in components}
         return [_piece(path, names.get(path.name))]
+    _refuse_strangers(path, components)
     found = [
         _piece(path / component.diffusers, component.name)
         for component in components
@@ -51,6 +56,18 @@ def pieces_of(path: Path, components: Sequence[Component]) -> list[Piece]:
             f" {' or '.join(component.diffusers for component in components)}."
         )
     return found
+
+
+def _refuse_strangers(path: Path, components: Sequence[Component]) -> None:
+    """Refuse a folder of another family, of which a text encoder may fit by chance."""
+    known = {one.diffusers for family in NETWORK_FAMILIES for one in family.components}
+    own = [component.diffusers for component in components]
+    for name in sorted(known.difference(own)):
+        if (path / name / WEIGHTS).is_file():
+            raise UnmatchedError(
+                f"The folder {path.name} changes a model {name}, which this base has not. It has"
+                f" {', '.join(own)}."
+            )
 
 
 def _piece(folder: Path, component: str | None) -> Piece:

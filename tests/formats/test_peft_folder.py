@@ -7,7 +7,7 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from torch import nn
 
-from lib_lora.errors import FileFormatError, UsageError
+from lib_lora.errors import FileFormatError, UnmatchedError, UsageError
 from lib_lora.families.sd1 import SD1
 from lib_lora.families.table import Layer, Placement
 from lib_lora.formats.network_file import read_network, write_network
@@ -211,6 +211,15 @@ def test_a_folder_is_only_written_anew(tmp_path):
     with pytest.raises(UsageError, match="style"):
         write_network(tmp_path / "style", a_network(UNET), LAYERS, SD1.components, "peft")
     assert list(tmp_path.iterdir()) == [tmp_path / "style"]
+
+
+def test_a_folder_of_another_familys_models_is_refused(tmp_path):
+    # The text encoder alone would fit SDXL as well, and the UNet would be left out without a word.
+    folder = tmp_path / "style"
+    write_network(folder, a_network(LAYERS), LAYERS, SD1.components, "peft")
+    (folder / "unet").rename(folder / "transformer")
+    with pytest.raises(UnmatchedError, match="changes a model transformer, which this base has"):
+        read_network(folder, LAYERS, SD1.components)
 
 
 def test_folders_that_cannot_be_read_are_told(tmp_path):
