@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from torch import Tensor
+
 from lib_lora.errors import FileFormatError
 from lib_lora.families.detect import (
     detect_family,
@@ -21,9 +23,10 @@ from lib_lora.formats.dialects import alias_table, layers_of
 from lib_lora.formats.hashes import file_hashes
 from lib_lora.formats.header import Header
 from lib_lora.formats.matching import Matched, Unmatched, layer_tensors, match_tensors, settle
+from lib_lora.formats.peft_folder import pieces_of
 from lib_lora.formats.stream import TensorReader
 from lib_lora.formats.suffixes import SCALE
-from lib_lora.networks.contract import ALPHA, NetworkType
+from lib_lora.networks.contract import ALPHA, NetworkType, Tensors, shapes_of
 from lib_lora.networks.lora import LORA, scale
 
 ORIGINAL = "original"
@@ -78,8 +81,9 @@ def describe(path: Path | str) -> FileReport:
 def _network(path: Path, reader: TensorReader, family: Family, matched: Matched) -> FileReport:
     header = reader.header
     kinds = settle(matched, header, None)
-    ranks = _ranks(header, matched, kinds)
-    alphas = _alphas(reader, family, matched, ranks)
+    own = _own_parts(reader, matched, kinds)
+    ranks = _ranks(header, matched, kinds, own)
+    alphas = _alphas(reader, family, matched, ranks, own)
     norms, damage = _block_norms(reader, family, matched, kinds, ranks, alphas)
     hashes = file_hashes(path)
     return FileReport(
@@ -99,10 +103,30 @@ def _network(path: Path, reader: TensorReader, family: Family, matched: Matched)
     )
 
 
-def _ranks(header: Header, matched: Matched, kinds: Mapping[str, NetworkType]) -> dict[str, int]:
+def _own_parts(
+    reader: TensorReader, matched: Matched, kinds: Mapping[str, NetworkType]
+) -> dict[str, dict[str, Tensor]]:
+    """Return what of the tensors of several layers is one's own, of layers with a rank: it may be a part of the rank too."""
+    return {
+        id: layer_tensors(
+            matched, id, {key: reader.read_to_copy(key) for key in matched.layers[id].values()}
+        )
+        for id in matched.parts
+        if id in kinds and kinds[id].rank is not None
+    }
+
+
+def _ranks(
+    header: Header,
+    matched: Matched,
+    kinds: Mapping[str, NetworkType],
+    own: Mapping[str, Tensors],
+) -> dict[str, int]:
     ranks = {}
     for id, kind in kinds.items():
-        shapes = {suffix: header.tensors[key].shape for suffix, key in matched.layers[id].items()}
+        keys = matched.layers[id]
+        stored = {suffix: header.tensors[key].shape for suffix, key in keys.items()}
+        shapes = shapes_of(own[id]) if id in own else stored
         rank = kind.rank(shapes) if kind.rank is not None else None
         if rank is not None:
             ranks[id] = rank
@@ -110,16 +134,23 @@ def _ranks(header: Header, matched: Matched, kinds: Mapping[str, NetworkType]) -
 
 
 def _alphas(
-    reader: TensorReader, family: Family, matched: Matched, ranks: Mapping[str, int]
+    reader: TensorReader,
+    family: Family,
+    matched: Matched,
+    ranks: Mapping[str, int],
+    own: Mapping[str, Tensors],
 ) -> dict[str, float]:
-    """Return the alpha of every layer with a rank: its tensor, else what the metadata tell, else its rank."""
-    fields = adapter_metadata.read_fields(reader.header.metadata)
+    """Return the alpha of every layer with a rank: its tensor, else what metadata or PEFT's configuration tell, else its rank."""
+    config = pieces_of(reader.path, family.components)[0].config
+    fields = config or adapter_metadata.read_fields(reader.header.metadata)
     prefixes = {component.name: component.diffusers for component in family.components}
     alphas: dict[str, float] = {}
     for layer_id, rank in ranks.items():
         keys = matched.layers[layer_id]
         component, _, path = layer_id.partition(".")
-        if ALPHA in keys:
+        if ALPHA in own.get(layer_id, {}):
+            alphas[layer_id] = float(own[layer_id][ALPHA])
+        elif ALPHA in keys:
             alphas[layer_id] = float(reader.read_to_copy(keys[ALPHA]))
         elif SCALE in keys:
             alphas[layer_id] = float(reader.read_to_copy(keys[SCALE])) * rank

@@ -129,6 +129,33 @@ def test_the_norm_of_a_block_is_that_of_its_deltas(tmp_path, dialect):
     assert norms["unet M00"] == 0.0
 
 
+def test_the_alpha_of_a_pefts_file_is_told_by_the_configuration_beside_it(tmp_path):
+    folder = tmp_path / "style"
+    tensors = {"unet.mid_block.attentions.0.proj_in": pair(4, 6.0), "unet.conv_in": pair(16, 8.0)}
+    write_network(folder, tensors, LAYERS, SD1.components, "peft")
+    report = describe(folder / "adapter_model.safetensors")
+    assert (report.ranks, report.alphas) == ({"4": 1, "16": 1}, {"6": 1, "8": 1})
+    # All factors are 1: the norm of a delta is alpha / rank * rank * sqrt(5 * 6).
+    assert report.block_norms["unet M00"] == pytest.approx(6.0 * math.sqrt(30), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "alpha"),
+    [("lora_unet_joint_blocks_0_x_block_attn_qkv", "3"), ("joint_blocks.0.x_block.attn.qkv", "1")],
+)
+def test_three_pairs_saved_as_one_are_told_at_their_own_rank(tmp_path, name, alpha):
+    # kohya's alpha is that of one pair, any other dialect's that of all three.
+    tensors = {
+        DOWN: torch.ones(6, 8),
+        UP: torch.block_diag(*[torch.ones(8, 2)] * 3),
+        ALPHA: torch.tensor(3.0),
+    }
+    file = tmp_path / "style.safetensors"
+    write_tensors(file, {f"{name}.{suffix}": tensor for suffix, tensor in tensors.items()}, {})
+    report = describe(file)
+    assert (report.layers, report.ranks, report.alphas) == (3, {"2": 3}, {alpha: 3})
+
+
 def test_a_tensor_with_nan_is_a_problem_and_the_rest_is_told(network):
     file = network()
     content = bytearray(file.read_bytes())
