@@ -227,6 +227,20 @@ def test_the_depth_of_the_text_encoder_tells_sd2_from_sd1():
     assert network_families({name.format(11): (4, 8), name.format(12): (4, 8)}) == (SD2,)
 
 
+@pytest.mark.parametrize(
+    ("encoder", "families"),
+    [
+        ("clip_l", (SD1, SDXL, SD3)),
+        ("clip_h", (SD2,)),
+        ("clip_g", (SDXL, SDXL_REFINER, SD3)),
+        ("t5xxl", (SD3,)),
+    ],
+)
+def test_comfys_name_of_a_text_encoder_tells_which_it_is(encoder, families):
+    name = f"text_encoders.{encoder}.transformer.text_model.encoder.layers.0.mlp.fc1.lora_A.weight"
+    assert network_families({name: (4, 8)}) == families
+
+
 def test_widths_do_not_overrule_structure():
     # An attention of five blocks is SDXL's, however wide the text is that it reads.
     names = (
