@@ -66,7 +66,7 @@ class Session:
         self._handles: list[RemovableHandle] = []
 
     def open(self, modules: Modules, unet: nn.Module | None = None) -> None:
-        """Build the branches for these modules and put the hooks on them; layers that no network touches get none.
+        """Build the branches for these modules and put the hooks on them; layers that no network touches, and embeddings, get none.
 
         unet: what the host calls for some rows of the batch at a time, each time with those rows first among its arguments; not
         needed where every call has all rows.
@@ -75,13 +75,19 @@ class Session:
         self._strengths = Strengths(len(GROUPS) * len(self._networks()), self._warn)
         if unet is not None:
             self._handles.append(follow(unet, self._strengths))
-        absent = []
+        absent, embeddings = [], []
         for layer_id, networks in self._by_layer().items():
             if layer_id not in modules:
                 absent.append(layer_id)
                 continue
+            if isinstance(modules[layer_id], nn.Embedding):
+                embeddings.append(layer_id)
+                continue
             branch = Branch(modules[layer_id], networks, self._strengths)
             self._handles.append(attach(modules[layer_id], branch))
+        if embeddings:
+            names = ", ".join(embeddings)
+            self._warn(f"{names}: a LoRA changes no embedding live; merge it to have this part.")
         if absent:
             log.warning("%d layers have no module in this model: %s", len(absent), absent)
 

@@ -240,6 +240,19 @@ def test_layers_that_the_model_lacks_are_named_in_the_log(model, caplog):
     assert "'unet.second', 'te1.words'" in caplog.text
 
 
+def test_an_embedding_is_left_alone_and_told_once(model):
+    uses = uses_of(model, "<lora:x:1>")
+    words = nn.Embedding(6, 6)
+    with Session(uses) as session:
+        session.open({**model.layers(), "te1.words": words})
+        session.rebind({**model.layers(), "te1.words": words})
+        session.begin_pass(CLOCK)
+        session.encode()
+        assert torch.equal(words(torch.arange(6)), words.weight)
+        (warning,) = session.warnings
+        assert warning.startswith("te1.words: ")
+
+
 def test_the_hires_pass_is_told_apart(model):
     uses = uses_of(model, "<lora:a:0@0,1@1>")
     with Session(uses) as session:
