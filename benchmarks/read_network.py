@@ -1,6 +1,6 @@
 """How long it takes to read a LoRA, beside the safetensors library, and to import what reads it.
 
-Run as `python3 benchmarks/read_network.py`. The file has SDXL's layers under kohya's names: 2,500 tensors in fp16, 200 MB, warm in the
+Run as `python3 -m benchmarks.read_network`. The file has SDXL's layers under kohya's names: 2,500 tensors in fp16, 200 MB, warm in the
 system's cache. All is timed in one process and in turns, so that the ratios hold on a busy machine too; the times do not.
 """
 
@@ -19,16 +19,15 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+from lib_lora.families.detect import detect_family
+from lib_lora.families.table import Family, Layer
+from lib_lora.formats.header import read_header
+from lib_lora.formats.network_file import read_network, write_network
+from lib_lora.formats.stream import TensorReader, is_finite
+from lib_lora.networks.contract import ALPHA
+from lib_lora.networks.lora import DOWN, UP
 
-from lib_lora.families.detect import detect_family  # noqa: E402
-from lib_lora.families.table import Family, Layer  # noqa: E402
-from lib_lora.formats.header import read_header  # noqa: E402
-from lib_lora.formats.network_file import read_network, write_network  # noqa: E402
-from lib_lora.formats.stream import TensorReader, is_finite  # noqa: E402
-from lib_lora.networks.contract import ALPHA  # noqa: E402
-from lib_lora.networks.lora import DOWN, UP  # noqa: E402
+ROOT = Path(__file__).resolve().parents[1]
 
 ROUNDS = 9
 LAYERS, FILE_BYTES = 833, 200_000_000  # three tensors a layer
