@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from lib_lora.errors import FileFormatError
@@ -26,8 +27,7 @@ from lib_lora.formats.matching import Matched, Unmatched, layer_tensors, match_t
 from lib_lora.formats.peft_folder import pieces_of
 from lib_lora.formats.stream import TensorReader
 from lib_lora.formats.suffixes import SCALE
-from lib_lora.networks.contract import ALPHA, NetworkType, Tensors, shapes_of
-from lib_lora.networks.lora import LORA, scale
+from lib_lora.networks.contract import ALPHA, LayerNetwork, NetworkType, Tensors, shapes_of
 
 ORIGINAL = "original"
 
@@ -37,7 +37,7 @@ class FileReport:
     """What `inspect` tells, under its JSON keys.
 
     dialect: "original" for a checkpoint; components: layers by component; ranks, alphas: how many layers have each value. Told to a
-    person only: label, the family's or its variant's; block_norms, what the LoRA layers of each block add at strength 1.
+    person only: label, the family's or its variant's; block_norms, what each block is added at strength 1.
     """
 
     family: str | None
@@ -84,7 +84,7 @@ def _network(path: Path, reader: TensorReader, family: Family, matched: Matched)
     own = _own_parts(reader, matched, kinds)
     ranks = _ranks(header, matched, kinds, own)
     alphas = _alphas(reader, family, matched, ranks, own)
-    norms, damage = _block_norms(reader, family, matched, kinds, ranks, alphas)
+    norms, damage = _block_norms(reader, family, matched, kinds, alphas)
     hashes = file_hashes(path)
     return FileReport(
         family=family.id,
@@ -166,7 +166,6 @@ def _block_norms(
     family: Family,
     matched: Matched,
     kinds: Mapping[str, NetworkType],
-    ranks: Mapping[str, int],
     alphas: Mapping[str, float],
 ) -> tuple[dict[str, float], tuple[str, ...]]:
     """Read every tensor that is applied; return the norms, or none and the sentence on what is damaged."""
@@ -175,15 +174,11 @@ def _block_norms(
         tensors = reader.read_many(used)
     except FileFormatError as damage:
         return {}, (str(damage),)
-    own = {id: layer_tensors(matched, id, tensors) for id, kind in kinds.items() if kind is LORA}
-    scales = {
-        id: scale(parts) if ALPHA in parts else alphas[id] / ranks[id] for id, parts in own.items()
-    }
-    layers = {
-        id: {suffix: tensor for suffix, tensor in parts.items() if suffix != ALPHA}
-        for id, parts in own.items()
-    }
-    return block_norms(family, layers, scales), ()
+    networks = {}
+    for id, kind in kinds.items():
+        told = {ALPHA: torch.tensor(alphas[id])} if id in alphas else {}
+        networks[id] = LayerNetwork(kind, told | layer_tensors(matched, id, tensors))
+    return block_norms(family, networks), ()
 
 
 def _count(values: Iterable[float]) -> dict[str, int]:

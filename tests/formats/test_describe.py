@@ -129,6 +129,37 @@ def test_the_norm_of_a_block_is_that_of_its_deltas(tmp_path, dialect):
     assert norms["unet M00"] == 0.0
 
 
+def test_the_norm_of_a_block_is_told_whatever_the_type_that_needs_no_base(tmp_path):
+    draw = torch.Generator().manual_seed(0)
+
+    def drawn(*size):
+        return torch.randn(*size, generator=draw)
+
+    names = ("hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b")
+    a1, b1, a2, b2 = (drawn(*size) for size in ((5, 3), (3, 6)) * 2)
+    w1, w2, full, norm = drawn(2, 3), drawn(5, 4), drawn(5, 6), drawn(7)
+    tensors = {
+        "unet.down_blocks.0.attentions.0.proj_in": {
+            **dict(zip(names, (a1, b1, a2, b2), strict=True)),
+            ALPHA: torch.tensor(1.5),
+        },
+        "unet.mid_block.attentions.0.proj_in": {"lokr_w1": w1, "lokr_w2": w2},
+        "te1.text_model.encoder.layers.3.mlp.fc1": {"diff": full},
+        "te1.text_model.encoder.layers.3.layer_norm1": {"w_norm": norm, "b_norm": drawn(7)},
+    }
+    file = tmp_path / "style.safetensors"
+    write_network(file, tensors, LAYERS, SD1.components)
+    product = (a1.double() @ b1.double()) * (a2.double() @ b2.double()) * (1.5 / 3)
+    expected = {
+        "unet IN01": product.norm(),
+        "unet M00": torch.kron(w1.double(), w2.double()).norm(),
+        "te1 BASE": torch.cat([full.flatten(), norm]).double().norm(),
+    }
+    assert describe(file).block_norms == pytest.approx(
+        {block: float(value) for block, value in expected.items()}, rel=1e-5
+    )
+
+
 def test_the_alpha_of_a_pefts_file_is_told_by_the_configuration_beside_it(tmp_path):
     folder = tmp_path / "style"
     tensors = {"unet.mid_block.attentions.0.proj_in": pair(4, 6.0), "unet.conv_in": pair(16, 8.0)}
