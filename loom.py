@@ -10,13 +10,14 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import re
 import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+
+from lib_lora.jobs.pip import reason_of, run
 
 ROOT = Path(__file__).resolve().parent
 VENV = ROOT / ".venv"
@@ -26,9 +27,6 @@ VERSIONS = ((3, 10), (3, 13))
 
 # The lists of requirements that each kind of command needs; the later one of a pair includes the earlier.
 RUN, TEST = ("standalone.txt",), ("standalone.txt", "test.txt")
-
-# The lines of pip that say where it is.
-STEP = re.compile("(Collecting|Downloading|Building|Installing) ")
 
 
 class SetupError(Exception):
@@ -101,7 +99,7 @@ def build(lists: Sequence[str]) -> None:
     try:
         VENV.mkdir()
         UNFINISHED.touch()
-        code, said = run([sys.executable, "-m", "venv", str(VENV)])
+        code, said = run([sys.executable, "-m", "venv", str(VENV)], tell)
         if code:
             raise SetupError(f"python -m venv failed: {' '.join(said)[-600:]}")
         install(lists)
@@ -115,54 +113,13 @@ def install(lists: Sequence[str]) -> None:
     """Let pip install the lists and note what was installed."""
     wanted = ROOT / "requirements" / lists[-1]
     options = ["--no-input", "--disable-pip-version-check", "--progress-bar", "off"]
-    code, said = run([str(PYTHON), "-m", "pip", "install", *options, "-r", str(wanted)])
+    command = [str(PYTHON), "-m", "pip", "install", *options, "-r", str(wanted)]
+    code, said = run(command, tell)
     if code:
         reason = reason_of(said) if code > 0 else f"it was ended by signal {-code}"
         raise SetupError(f"pip could not install requirements/{lists[-1]}: {reason}")
     for count in range(1, len(lists) + 1):
         stamp_file(lists[:count]).write_text(fingerprint(lists[:count]))
-
-
-def run(command: Sequence[str]) -> tuple[int, list[str]]:
-    """Run a program, tell its steps, and return its exit code and its lines; when stopped, stop it and its children first."""
-    said: list[str] = []
-    with subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        encoding="utf-8",
-        errors="replace",
-        start_new_session=True,
-    ) as child:
-        try:
-            for line in child.stdout or ():
-                said.append(line.strip())
-                if STEP.match(said[-1]):
-                    tell(said[-1][:100])
-        except BaseException:
-            end(child)
-            raise
-    return child.returncode, said
-
-
-def end(child: subprocess.Popen[str]) -> None:
-    """Stop a program and, where the system knows process groups, all that it started."""
-    if os.name == "nt":
-        child.kill()
-    else:
-        os.killpg(child.pid, signal.SIGKILL)
-    child.wait()
-
-
-def reason_of(said: Sequence[str]) -> str:
-    """Pick from pip's output which package it stopped at and why."""
-    errors = [line[7:] for line in said if line.startswith("ERROR: ")]
-    conflicts = [line for line in said if re.match("The user requested|.* depends on ", line)]
-    retries = [line[9:] for line in said if line.startswith("WARNING: Retrying")]
-    steps = [line for line in said if STEP.match(line)]
-    reasons = [*errors, *conflicts, *retries[-1:]] or said[-3:]
-    return "; ".join(reasons)[:1500] + (f" (at: {steps[-1][:200]})" if steps else "")
 
 
 def tell(sentence: str) -> None:

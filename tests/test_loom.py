@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pytest
 
-import loom
 from lib_lora.cli.main import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -32,6 +31,7 @@ def run(args):
 REAL = (
     "lib_lora/jobs/__init__.py",
     "lib_lora/jobs/offline.py",
+    "lib_lora/jobs/pip.py",
     "loom.py",
     "lib_lora/__init__.py",
     "lib_lora/errors.py",
@@ -194,20 +194,6 @@ def test_an_environment_of_someone_else_is_left_alone(project):
     assert code == 1
     assert "not made by loom.py" in err
     assert (project.venv / "precious").exists()
-
-
-def test_reason_of_names_both_sides_of_a_conflict_and_the_network():
-    said = [
-        "Collecting torch==2.13.0",
-        "WARNING: Retrying (Retry(total=0)) after connection broken by 'NewConnectionError'",
-        "ERROR: Cannot install torch==2.13.0 because these package versions have conflicting dependencies.",
-        "The user requested torch==2.13.0",
-        "The user requested (constraint) torch<=2.0",
-    ]
-    reason = loom.reason_of(said)
-    assert "(constraint) torch<=2.0" in reason
-    assert "NewConnectionError" in reason
-    assert "at: Collecting torch==2.13.0" in reason
 
 
 def test_every_requirement_is_pinned_and_has_a_reason():
