@@ -92,8 +92,16 @@ class Host(Protocol):
         """List the network files that prompts can name."""
         ...
 
+    def network_folder(self) -> Path:
+        """Tell where a new network file goes so that prompts can name it."""
+        ...
+
     def checkpoints(self) -> Sequence[CheckpointInfo]:
         """List the base models, the loaded one first."""
+        ...
+
+    def differing_layers(self) -> Sequence[str]:
+        """Name layers of the loaded model that were found to differ from its file, of a few that are compared."""
         ...
 
     def busy(self) -> bool:

@@ -28,6 +28,7 @@ ENTRY = "LoRA Loom"
 """No tag of a prompt can have this name, for it has a space."""
 INFOTEXT = "Loom errors"
 KEEP_WEIGHTS = "loom_keep_weights"
+REFUSE_DURING_RUN = "loom_refuse_during_run"
 
 Data = Mapping[str, list[Any]]
 Replaced = Callable[..., Any]
@@ -53,18 +54,25 @@ class CutIn:
 
     def install(self) -> None:
         """Put our functions around the host's, and our page among its settings."""
-        label = "Keep weights untouched: LoRA without a schedule act beside the weights too"
-        option = shared.OptionInfo(False, label)
-        option.info("no copy of the model in memory; pictures differ in the last bits")
-        page = shared.options_section(("loom", "LoRA Loom"), {KEEP_WEIGHTS: option})
-        shared.options_templates.update(page)
+        keep = "Keep weights untouched: LoRA without a schedule act beside the weights too"
+        refuse = "Refuse pictures while a training run has the GPU"
+        options = {
+            KEEP_WEIGHTS: shared.OptionInfo(False, keep).info(
+                "no copy of the model in memory; pictures differ in the last bits"
+            ),
+            REFUSE_DURING_RUN: shared.OptionInfo(False, refuse).info(
+                "otherwise they wait in the queue until the run is over or paused"
+            ),
+        }
+        shared.options_templates.update(shared.options_section(("loom", "LoRA Loom"), options))
         for holder, name, around in self._cuts():
             patches.patch(__name__, holder, name, around(getattr(holder, name)))
 
     def uninstall(self) -> None:
         """Undo `install` and take every hook off the model."""
         self._close()
-        shared.options_templates.pop(KEEP_WEIGHTS)
+        for option in (KEEP_WEIGHTS, REFUSE_DURING_RUN):
+            shared.options_templates.pop(option)
         for holder, name, _ in self._cuts():
             patches.undo(__name__, holder, name)
 

@@ -73,9 +73,17 @@ class DiffusersHost:
         ]
         return [*self._added, *found]
 
+    def network_folder(self) -> Path:
+        """Tell where a new network file goes so that prompts can name it: the first folder, or beside the base model."""
+        return self._network_dirs[0] if self._network_dirs else self._base.checkpoint.path.parent
+
     def checkpoints(self) -> Sequence[CheckpointInfo]:
         """List the base models, the loaded one first."""
         return tuple(self._checkpoints)
+
+    def differing_layers(self) -> Sequence[str]:
+        """Name no layer: nothing is ever merged into the loaded model."""
+        return ()
 
     def busy(self) -> bool:
         """Tell whether a picture is being made."""

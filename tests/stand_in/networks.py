@@ -1,8 +1,9 @@
 """The Lora extension: which files there are, which are loaded, and writing them into weights before a forward."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
-from modules import extra_networks
+from modules import extra_networks, shared
 
 available_networks = {}
 available_network_aliases = {}
@@ -20,6 +21,15 @@ def list_available_networks():
             name=name, filename=str(file), shorthash=f"hash-{name}", read_hash=lambda: None
         )
         available_networks[name] = available_network_aliases[name] = disk
+
+
+def update_available_networks_by_names(names):
+    for file in Path(shared.cmd_opts.lora_dir).rglob("*.safetensors"):
+        if file.stem in names:
+            disk = SimpleNamespace(
+                name=file.stem, filename=str(file), shorthash=f"hash-{file.stem}"
+            )
+            available_networks[file.stem] = available_network_aliases[file.stem] = disk
 
 
 def network_apply_weights(module):

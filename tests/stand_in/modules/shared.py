@@ -1,6 +1,19 @@
 """The loaded model and the options."""
 
+from types import SimpleNamespace
+
 sd_model = None
+device = "cpu"
+state = SimpleNamespace(job_count=0)
+cmd_opts = SimpleNamespace(
+    lowvram=False,
+    medvram=False,
+    medvram_sdxl=False,
+    no_half=False,
+    no_half_vae=False,
+    lora_dir=None,
+    skip_load_model_at_start=False,
+)
 
 
 class OptionInfo:

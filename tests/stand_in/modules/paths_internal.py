@@ -1,0 +1,3 @@
+"""Folders."""
+
+data_path = "."

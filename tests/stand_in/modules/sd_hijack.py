@@ -1,0 +1,3 @@
+"""The attention in use."""
+
+current_optimizer = None
