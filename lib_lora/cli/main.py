@@ -31,6 +31,7 @@ COMMANDS = {
     "schedule": "tell the strengths of a prompt's LoRAs at every evaluation",
     "merge": "bake LoRAs into a checkpoint",
     "inspect": "tell what is in a LoRA or a checkpoint",
+    "dataset": "tell what a training would make of a folder of pictures",
     "convert": "write a LoRA in another dialect",
 }
 DONE, FAILED, WRONG_USAGE, STOPPED = 0, 1, 2, 130

@@ -8,7 +8,9 @@ from pathlib import Path
 from PIL import Image
 
 from lib_lora.errors import FileFormatError, LoraError
-from lib_lora.train.dataset import Problem, find_pictures, load_square
+from lib_lora.train.buckets import Buckets
+from lib_lora.train.dataset import Problem, find_pictures
+from lib_lora.train.pixels import load_picture
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +27,10 @@ def read_album(folder: Path, caption: str, side: int) -> Album:
     pictures, captions, problems = [], [], list(found.problems)
     for picture in found.pictures:
         try:
-            square = load_square(picture.file, side)
+            pictures.append(load_picture(picture.file, Buckets(side, step=0)).image)
         except FileFormatError as error:
             problems.append(Problem(picture.file, str(error)))
             continue
-        pictures.append(Image.fromarray(square.permute(1, 2, 0).contiguous().numpy()))
         captions.append(picture.caption)
     if not pictures:
         reasons = " ".join(f"{problem}." for problem in problems[:5])

@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from diffusers import AutoencoderKL
+from PIL import Image
 from torch import Tensor
 from transformers import CLIPTextModel, CLIPTokenizer
 
 from lib_lora.errors import FileFormatError, LoraError
 from lib_lora.families.table import Latent
-from lib_lora.train.dataset import Dataset, Picture, Problem, load_square
+from lib_lora.train.buckets import Buckets
+from lib_lora.train.dataset import Dataset, Picture, Problem
+from lib_lora.train.pixels import load_picture
 
 PIXELS_AT_ONCE = 512 * 512
 CAPTIONS_AT_ONCE = 16
@@ -55,7 +59,7 @@ def encode_pictures(
         squares = []
         for picture in dataset.pictures[start : start + batch]:
             try:
-                squares.append(load_square(picture.file, size))
+                squares.append(_pixels(load_picture(picture.file, Buckets(size, step=0)).image))
                 kept.append(picture)
             except FileFormatError as error:
                 problems.append(Problem(picture.file, str(error)))
@@ -88,6 +92,11 @@ def encode_captions(text_encoder: CLIPTextModel, ids: Tensor) -> Tensor:
     """Return the embeddings (captions, tokens, width) of token ids, on the encoder's device and in its dtype."""
     ids = ids.to(next(text_encoder.parameters()).device)
     return torch.cat([text_encoder(part).last_hidden_state for part in ids.split(CAPTIONS_AT_ONCE)])
+
+
+def _pixels(image: Image.Image) -> Tensor:
+    """Return a picture as (3, height, width) uint8."""
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
 
 
 def _checked(values: Tensor, pictures: Sequence[Picture]) -> Tensor:

@@ -8,7 +8,7 @@ from lib_lora.errors import FileFormatError
 
 
 def read_caption(picture: Path, default: str) -> str:
-    """Return the text beside a picture in one line, `default` when there is none; raises FileFormatError when it is not UTF-8."""
+    """Return the text beside a picture in one line, `default` when there is none; raises FileFormatError when it cannot be read as UTF-8."""
     beside = (picture.with_suffix(suffix) for suffix in (".txt", ".TXT"))
     file = next((file for file in beside if file.is_file()), None)
     if file is None:
@@ -19,4 +19,6 @@ def read_caption(picture: Path, default: str) -> str:
         raise FileFormatError(
             f"has a caption that is not UTF-8 text (byte {error.start} of {file.name})"
         ) from None
+    except OSError as error:
+        raise FileFormatError(f"has a caption that the system refuses: {error.strerror}") from None
     return " ".join(text.split())
