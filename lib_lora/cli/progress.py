@@ -10,7 +10,8 @@ from typing import TextIO
 
 from lib_lora.errors import UsageError
 from lib_lora.jobs.client import Run
-from lib_lora.jobs.protocol import Event, RunState, derive_state
+from lib_lora.jobs.protocol import Event
+from lib_lora.jobs.story import RunState, derive_state
 
 BAR_WIDTH = 24
 REFRESH_SECONDS, PLAIN_SECONDS = 0.1, 10.0

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 
@@ -19,6 +18,7 @@ from torch import Tensor
 
 from lib_lora.errors import FileFormatError
 from lib_lora.formats.header import ITEM_BYTES, Header, TensorEntry, read_header
+from lib_lora.formats.place import new_file
 
 TORCH_DTYPES = {
     "BOOL": torch.bool,
@@ -156,7 +156,6 @@ class TensorWriter:
         self.path = Path(path)
         self._head, self._entries = _lay_out(entries, metadata)
         self._missing = set(entries)
-        self._partial = self.path.with_name(f".{self.path.name}.{secrets.token_hex(4)}.partial")
 
     def write(self, key: str, tensor: Tensor) -> None:
         """Write one tensor at its place; raises ValueError when it is not what was announced or was written before."""
@@ -171,11 +170,11 @@ class TensorWriter:
         self._missing.remove(key)
 
     def __enter__(self) -> TensorWriter:
-        descriptor = os.open(
-            self._partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666
-        )
-        self._file = os.fdopen(descriptor, "wb")
-        self._file.write(self._head)
+        with ExitStack() as stack:
+            self._file = stack.enter_context(new_file(self.path))
+            stack.push(self._check_complete)
+            self._file.write(self._head)
+            self._open = stack.pop_all()
         return self
 
     def __exit__(
@@ -184,21 +183,11 @@ class TensorWriter:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        try:
-            if kind is None:
-                self._finish()
-        finally:
-            self._file.close()
-            self._partial.unlink(missing_ok=True)
+        self._open.__exit__(kind, error, trace)
 
-    def _finish(self) -> None:
-        if self._missing:
+    def _check_complete(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None and self._missing:
             raise ValueError(f"announced but not written: {', '.join(sorted(self._missing))}")
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
-        self._partial.replace(self.path)
-        _sync_folder(self.path.parent)
 
 
 def write_tensors(
@@ -261,14 +250,3 @@ def _lay_out(
         for key, (first, last) in relative.items()
     }
     return len(text).to_bytes(8, "little") + text, placed
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make the new name durable; Windows can neither open a folder nor needs to."""
-    if os.name != "posix":
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

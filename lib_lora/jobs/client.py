@@ -6,69 +6,92 @@ A worker is a process of its own that outlives whoever started it; the run's fol
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from lib_lora.errors import LoraError, UsageError, did_you_mean
+from lib_lora.jobs.owner import is_running, this_process
 from lib_lora.jobs.protocol import (
+    BEAT_SECONDS,
     COMMANDS,
     Event,
+    EventLog,
     EventReader,
     RunFolder,
-    RunState,
-    derive_state,
-    read_events,
+    pending_commands,
     send_command,
     write_json,
 )
+from lib_lora.jobs.story import RunState, Story, derive_state
 
 POLL_SECONDS = 0.2
 START_SECONDS = 120.0
-SAME_START_SECONDS = 2.0
+# A launcher that was killed may have started a worker whose first word is still to come.
+ORPHAN_SECONDS = 20.0
+SILENT_BEATS = 6
 LOG_TAIL_LINES = 8
+LOG_TAIL_BYTES = 1 << 16
 PACKAGE_ROOT = Path(__file__).parents[2]
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run, by its folder."""
+    """A run, by its folder. Keep it to ask often: it remembers how far the events were read."""
 
     folder: Path
+    _story: Story = field(init=False, repr=False, compare=False)
 
-    def events(self, after: int = 0) -> list[Event]:
-        """Return the events whose number is above `after`."""
-        return [event for event in read_events(RunFolder(self.folder).events) if event.seq > after]
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_story", Story(RunFolder(self.folder).events))
+
+    @property
+    def id(self) -> str:
+        """Return the name of the run in its root."""
+        return self.folder.name
+
+    def asked(self) -> dict[str, Any]:
+        """Return {"kind": what the worker is to do, "config": with what}."""
+        try:
+            return dict(json.loads(RunFolder(self.folder).config.read_text("utf-8")))
+        except (OSError, ValueError, TypeError):
+            return {"kind": "", "config": {}}
+
+    def events(self, after: int = 0, most: int | None = None) -> list[Event]:
+        """Return the events whose number is above `after`, the first `most` of them."""
+        return self._story.events(after, most)
 
     def state(self) -> RunState:
         """Return where the run stands; a worker that is gone without an ending makes it "dead", with the end of its log."""
-        state = derive_state(self.events())
-        if state.over or is_alive(state):
-            return state
-        # Its last words may have come between the reading and the asking.
-        state = derive_state(self.events())
-        return state if state.over else self._dead(state)
+        state = self._story.state()
+        if state.at_work and not is_alive(state):
+            # Its last words may have come between the reading and the asking.
+            state = self._story.state()
+            if state.at_work and not is_alive(state):
+                return self._dead(state)
+        if state.at_work and state.beat and time.time() > state.beat + SILENT_BEATS * BEAT_SECONDS:
+            return replace(state, silent_since=state.beat)
+        return state
 
     def follow(self, after: int = 0) -> Iterator[Event]:
         """Yield the events above `after` as they come, until the run is over or its worker gone."""
         reader = EventReader(RunFolder(self.folder).events)
         state = RunState()
         while True:
-            alive = is_alive(state)
+            waits = state.status == "queued" or is_alive(state)
             new = reader.read()
             state = derive_state(new, state)
             yield from (event for event in new if event.seq > after)
             if not new:
-                if state.over or not alive:
+                if state.over or not waits:
                     return
                 time.sleep(POLL_SECONDS)
 
@@ -77,8 +100,8 @@ class Run:
         if name not in COMMANDS:
             raise UsageError(f"There is no command {name!r}. {did_you_mean(name, COMMANDS)}")
         state = self.state()
-        if state.over:
-            raise UsageError(f"{self.folder.name} is {state.status}: there is nothing to {name}.")
+        if not state.at_work:
+            raise UsageError(f"{self.id} is {state.status}: there is nothing to {name}.")
         return send_command(RunFolder(self.folder), name)
 
     def wait(self, seconds: float | None = None) -> RunState:
@@ -90,11 +113,15 @@ class Run:
             time.sleep(POLL_SECONDS)
         return state
 
-    def log_tail(self) -> str:
+    def log_tail(self, lines: int = LOG_TAIL_LINES) -> str:
         """Return the last lines of the log."""
-        file = RunFolder(self.folder).log
-        text = file.read_text("utf-8", errors="replace") if file.exists() else ""
-        return "\n".join(text.splitlines()[-LOG_TAIL_LINES:])
+        try:
+            with RunFolder(self.folder).log.open("rb") as log:
+                log.seek(max(0, log.seek(0, os.SEEK_END) - LOG_TAIL_BYTES))
+                text = log.read().decode("utf-8", "replace")
+        except FileNotFoundError:
+            return ""
+        return "\n".join(text.splitlines()[-lines:])
 
     def _dead(self, state: RunState) -> RunState:
         end = (
@@ -104,15 +131,25 @@ class Run:
         )
         log = self.log_tail()
         said = f"Its log ends:\n{log}" if log else "Its log is empty."
-        message = f"The worker of {self.folder.name} {end}; the run can be resumed. {said}"
+        message = f"The worker of {self.id} {end}; the run can be resumed. {said}"
         return replace(state, status="dead", message=message, seconds_left=None)
 
 
-def start(kind: str, config: Mapping[str, object], folder: Path) -> Run:
-    """Make a run in a new or empty folder, start its worker and return when that has said hello.
+def is_alive(state: RunState) -> bool:
+    """Tell whether the process that last said hello has not ended, or else the one that is starting it."""
+    if state.pid is not None and state.started is not None:
+        return is_running(state.pid, state.started)
+    if state.launcher is None or state.beat is None:
+        return False
+    waited = time.time() - state.beat
+    return waited < (START_SECONDS if is_running(*state.launcher) else ORPHAN_SECONDS)
+
+
+def create(kind: str, config: Mapping[str, object], folder: Path) -> Run:
+    """Make a run in a new or empty folder; it is queued until a worker is launched on it.
 
     kind: what the worker is to do, such as "train"; config: plain JSON values with absolute paths. Raises UsageError when the folder
-    holds a run already and LoraError when the worker does not start.
+    holds a run already.
     """
     paths = RunFolder(folder.absolute())
     paths.commands.mkdir(parents=True, exist_ok=True)
@@ -122,18 +159,57 @@ def start(kind: str, config: Mapping[str, object], folder: Path) -> Run:
         raise UsageError(
             f"{folder} holds a run already; resume it or choose another folder."
         ) from None
-    return _launch(paths)
+    return Run(paths.path)
+
+
+def start(kind: str, config: Mapping[str, object], folder: Path) -> Run:
+    """Make a run as `create` does and launch its worker; raises LoraError when that does not start."""
+    run = create(kind, config, folder)
+    launch(run)
+    return run
 
 
 def resume(folder: Path) -> Run:
-    """Start a new worker on a run that was paused, stopped, failed or left by a dead worker; raises UsageError for any other."""
-    paths = RunFolder(folder.absolute())
-    if not paths.config.is_file():
-        raise UsageError(f"{folder} holds no run.")
-    state = Run(paths.path).state()
-    if state.status in ("running", "done"):
-        raise UsageError(f"{folder.name} is {state.status}: there is nothing to resume.")
-    return _launch(paths)
+    """Launch a new worker on a run that was paused, stopped, failed or left by a dead worker; raises UsageError for any other."""
+    run = Run(folder.absolute())
+    check_resumable(run)
+    launch(run)
+    return run
+
+
+def check_resumable(run: Run) -> None:
+    """Raise UsageError unless a new worker can go on with a run."""
+    if not RunFolder(run.folder).config.is_file():
+        raise UsageError(f"{run.folder} holds no run.")
+    state = run.state()
+    if state.at_work or state.status == "done":
+        raise UsageError(f"{run.id} is {state.status}: there is nothing to resume.")
+
+
+def launch(run: Run) -> None:
+    """Start a worker on a run that has none, and return when it has said hello; raises LoraError when it does not."""
+    paths = RunFolder(run.folder)
+    before = _announce(paths)
+    with paths.log.open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "lib_lora.jobs.worker", str(paths.path)],
+            cwd=paths.path,
+            env=_environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            **_detached(),
+        )
+    # Somebody has to take note of its end, or it stays behind as a zombie.
+    threading.Thread(target=process.wait, daemon=True).start()
+    try:
+        _await_hello(run, process, before)
+    except BaseException as error:
+        # A start that is given up, by its time or by Ctrl-C, leaves no worker that nobody follows.
+        process.kill()
+        process.wait()
+        append_event(run, "failed", {"message": str(error) or "The start was given up."})
+        raise
 
 
 def new_folder(root: Path, kind: str) -> Path:
@@ -147,58 +223,54 @@ def new_folder(root: Path, kind: str) -> Path:
     raise LoraError(f"{root} has a thousand runs of this second.")
 
 
+def run_folders(root: Path) -> list[Path]:
+    """List the runs in `root`, the one that was made last first."""
+    made = {
+        file.parent: (file.stat().st_mtime_ns, file.parent.name)
+        for file in root.glob("*/config.json")
+    }
+    return sorted(made, key=lambda folder: made[folder], reverse=True)
+
+
 def latest(root: Path) -> Path:
     """Return the run in `root` that was made last; raises UsageError when there is none."""
-    runs = [folder for folder in root.glob("*") if RunFolder(folder).config.is_file()]
-    if not runs:
+    folders = run_folders(root)
+    if not folders:
         raise UsageError(f"{root.absolute()} holds no run.")
-    return max(runs, key=lambda folder: RunFolder(folder).config.stat().st_mtime_ns)
+    return folders[0]
 
 
-def is_alive(state: RunState) -> bool:
-    """Tell whether the process that last said hello is still the same one and has not ended."""
-    if state.pid is None or state.started is None:
-        return False
-    try:
-        process = psutil.Process(state.pid)
-        same = abs(process.create_time() - state.started) < SAME_START_SECONDS
-        return same and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+def _announce(paths: RunFolder) -> int:
+    """Say that a worker will be started, answer what was asked of the one before, and return the number of the last event."""
+    me = this_process("")
+    events = EventLog(paths.events)
+    for command in pending_commands(paths):
+        result = "Too late: it was meant for an earlier worker."
+        events.write("command", {"id": command.id, "command": command.name, "result": result})
+        (paths.commands / f"{command.id}.json").unlink(missing_ok=True)
+    events.write("starting", {"pid": me.pid, "started": me.started})
+    events.close()
+    return events.seq
 
 
-def _launch(paths: RunFolder) -> Run:
-    run = Run(paths.path)
-    before = len(run.events())
-    with paths.log.open("ab") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "lib_lora.jobs.worker", str(paths.path)],
-            cwd=paths.path,
-            env={**os.environ, "PYTHONPATH": _python_path()},
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            **_detached(),
-        )
-    # Somebody has to take note of its end, or it stays behind as a zombie.
-    threading.Thread(target=process.wait, daemon=True).start()
+def append_event(run: Run, kind: str, data: Mapping[str, object] | None = None) -> None:
+    """Add an event to a run that has no worker; who owns the queue may, and who was starting a worker."""
+    events = EventLog(RunFolder(run.folder).events)
+    events.write(kind, data)
+    events.close()
+
+
+def _await_hello(run: Run, process: subprocess.Popen[bytes], before: int) -> None:
     end = time.monotonic() + START_SECONDS
-    said_hello = False
-    try:
-        while not said_hello:
-            if process.poll() is not None or time.monotonic() > end:
-                raise LoraError(f"The worker did not start. Its log ends:\n{run.log_tail()}")
-            time.sleep(0.02)
-            said_hello = len(run.events()) > before
-    finally:
-        # A start that is given up, by its time or by Ctrl-C, leaves no worker that nobody follows.
-        if not said_hello:
-            process.kill()
-    return run
+    while not any(event.kind == "hello" for event in run.events(before)):
+        if process.poll() is not None or time.monotonic() > end:
+            raise LoraError(f"The worker did not start. Its log ends:\n{run.log_tail()}")
+        time.sleep(0.02)
 
 
-def _python_path() -> str:
-    return os.pathsep.join([str(PACKAGE_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+def _environment() -> dict[str, str]:
+    path = os.pathsep.join([str(PACKAGE_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return {**os.environ, "PYTHONPATH": path}
 
 
 def _detached() -> dict[str, Any]:

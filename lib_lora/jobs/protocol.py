@@ -1,42 +1,41 @@
-"""A run's folder: what lies in it, how it is written and how its state is read from its events.
+"""A run's folder: what lies in it, and how its events and commands are written and read.
 
     config.json    what was asked, written once: {"kind": ..., "config": {...}}
     run.json       what the first worker found: creation, torch build, threads
-    events.jsonl   one flushed line per event: {"v": 1, "seq": n, "t": seconds, "kind": ...} and the event's own keys
+    events.jsonl   one flushed line per event: {"v": 1, "seq": n, "t": seconds, "kind": ...} and the event's own keys; the worker
+                   writes it, and while there is none, whoever starts one or owns the queue
     commands/      one file per command, created whole under its final name and removed once it is answered
     log.txt        what the workers and their libraries said
-    saves/ state/  what the work leaves
+    samples/ saves/ state/  what the work leaves
 
-Readers skip a line that is torn and keep kinds that they do not know. A run's state is derived from its events and stored nowhere.
+Readers skip a line that is torn and keep kinds that they do not know. A run's state is derived from its events (`story`) and stored
+nowhere.
 """
 
 from __future__ import annotations
 
+import errno
 import json
-import os
 import secrets
 import threading
 import time
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, NamedTuple
+
+from lib_lora.formats.place import new_file
 
 VERSION = 1
 BEAT_SECONDS = 5.0
+TAIL_BYTES = 1 << 16
+MOST_UNWRITTEN = 1 << 20
+FULL = (errno.ENOSPC, errno.EDQUOT) if hasattr(errno, "EDQUOT") else (errno.ENOSPC,)
 
-Status = Literal["waiting", "running", "paused", "stopped", "failed", "done", "dead"]
 COMMANDS = ("stop", "pause", "save")
-ENDINGS: Mapping[str, Status] = {
-    "paused": "paused",
-    "stopped": "stopped",
-    "failed": "failed",
-    "done": "done",
-}
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(NamedTuple):
     """One line of a run's events; `data` holds the keys of its kind."""
 
     seq: int
@@ -51,65 +50,6 @@ class Command:
 
     id: str
     name: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunState:
-    """Where a run stands, as its events tell.
-
-    step, total: of the stage; loss, rate, seconds_left: of the last step; message: the sentence of a failure; result: what the last
-    ending told; notes: sentences for the person; pid, started: the worker's process and when it started; beat: its last sign of life.
-    """
-
-    status: Status = "waiting"
-    stage: str = ""
-    step: int = 0
-    total: int = 0
-    loss: float | None = None
-    rate: float | None = None
-    seconds_left: float | None = None
-    message: str = ""
-    result: Mapping[str, object] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
-    pid: int | None = None
-    started: float | None = None
-    beat: float | None = None
-    seq: int = 0
-
-    @property
-    def over(self) -> bool:
-        """Tell whether no worker is at it or will be without being asked."""
-        return self.status not in ("waiting", "running")
-
-
-def derive_state(events: Iterable[Event], state: RunState | None = None) -> RunState:
-    """Return the state that events tell, in their order, after an earlier one; kinds that are not known change nothing."""
-    state = state or RunState()
-    for event in events:
-        state = replace(_after(state, event), seq=event.seq, beat=event.t)
-    return state
-
-
-def _after(state: RunState, event: Event) -> RunState:
-    data = event.data
-    if event.kind == "hello":
-        alive = replace(state, status="running", message="", result={})
-        return replace(alive, pid=data.get("pid"), started=data.get("started"))
-    if event.kind == "stage":
-        return replace(
-            state, stage=data.get("name", ""), step=data.get("step", 0), total=data.get("total", 0)
-        )
-    if event.kind == "step":
-        known = {k: data[k] for k in ("step", "total", "loss", "rate", "seconds_left") if k in data}
-        return replace(state, **known)
-    if event.kind == "note":
-        return replace(state, notes=(*state.notes, str(data.get("text", ""))))
-    if event.kind in ENDINGS:
-        message = str(data.get("message", ""))
-        return replace(
-            state, status=ENDINGS[event.kind], message=message, result=data, seconds_left=None
-        )
-    return state
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,54 +79,77 @@ class RunFolder:
         return self.path / "commands"
 
     @property
+    def samples(self) -> Path:
+        """The folder of pictures that the network in training made."""
+        return self.path / "samples"
+
+    @property
     def log(self) -> Path:
         """The file of what the workers said."""
         return self.path / "log.txt"
 
 
 class EventLog:
-    """The worker's end of the events; threads may share it."""
+    """The writing end of the events; threads may share it, processes may not."""
 
     def __init__(self, file: Path) -> None:
         self._lock = threading.Lock()
-        events = read_events(file)
-        self._seq = events[-1].seq if events else 0
-        torn = file.exists() and file.read_bytes()[-1:] not in (b"", b"\n")
-        self._file = file.open("a", encoding="utf-8", newline="\n")
-        if torn:
-            self._file.write("\n")
+        self._seq, torn = _last_seq(file)
+        self._file = file.open("ab", buffering=0)
+        self._unwritten = b"\n" if torn else b""
+
+    @property
+    def seq(self) -> int:
+        """Return the number of the last event."""
+        return self._seq
 
     def write(self, kind: str, data: Mapping[str, object] | None = None) -> None:
-        """Append one event, on disk before this returns."""
+        """Append one event. What a full disk does not take now goes before the next one: the work matters more than its story."""
         with self._lock:
             self._seq += 1
             head = {"v": VERSION, "seq": self._seq, "t": round(time.time(), 3), "kind": kind}
-            self._file.write(json.dumps({**head, **(data or {})}) + "\n")
-            self._file.flush()
+            self._unwritten += json.dumps({**head, **(data or {})}).encode() + b"\n"
+            self._write_on()
 
-    def close(self) -> None:
-        """Close the file; nothing may be written afterwards."""
+    def close(self, patience: float = 0.0) -> None:
+        """Close the file, after trying for so many seconds to get everything into it; nothing may be written afterwards."""
+        end = time.monotonic() + patience
         with self._lock:
+            while self._unwritten and time.monotonic() < end:
+                time.sleep(0.1)
+                self._write_on()
             self._file.close()
+
+    def _write_on(self) -> None:
+        try:
+            while self._unwritten:
+                self._unwritten = self._unwritten[self._file.write(self._unwritten) :]
+        except OSError as error:
+            if error.errno not in FULL or len(self._unwritten) > MOST_UNWRITTEN:
+                raise
 
 
 class EventReader:
-    """The readers' end: each call to `read` returns the events that came since."""
+    """The reading end: each call to `read` returns the events that came since."""
 
-    def __init__(self, file: Path) -> None:
-        self._path, self._offset = file, 0
+    def __init__(self, file: Path, offset: int = 0) -> None:
+        self._path, self.offset = file, offset
+
+    def lines(self) -> list[bytes]:
+        """Return the new whole lines with their ends; one that is still being written is left for the next time."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self.offset)
+                new = file.read()
+        except FileNotFoundError:
+            return []
+        whole = new[: new.rfind(b"\n") + 1]
+        self.offset += len(whole)
+        return whole.splitlines(keepends=True)
 
     def read(self) -> list[Event]:
-        """Return the new whole lines as events; a line still being written is left for the next time."""
-        if not self._path.exists():
-            return []
-        with self._path.open("rb") as file:
-            file.seek(self._offset)
-            new = file.read()
-        whole = new[: new.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        found = (_parse(line) for line in whole.splitlines())
-        return [event for event in found if event is not None]
+        """Return the new events."""
+        return list(parse_events(self.lines()))
 
 
 def read_events(file: Path) -> list[Event]:
@@ -194,10 +157,32 @@ def read_events(file: Path) -> list[Event]:
     return EventReader(file).read()
 
 
+def parse_events(lines: Iterable[bytes]) -> Iterator[Event]:
+    """Yield the events in lines; a line that is none is passed over."""
+    return (event for line in lines if (event := _parse(line)) is not None)
+
+
+def _last_seq(file: Path) -> tuple[int, bool]:
+    """Return the number of the last event, and whether the file ends within a line."""
+    try:
+        size = file.stat().st_size
+    except FileNotFoundError:
+        return 0, False
+    for length in (TAIL_BYTES, size):
+        with file.open("rb") as stream:
+            stream.seek(max(0, size - length))
+            tail = stream.read()
+        # The first line of a tail may lack its beginning, and reads as no event.
+        events = list(parse_events(tail.splitlines()))
+        if events:
+            return events[-1].seq, not tail.endswith(b"\n")
+    return 0, size > 0
+
+
 def _parse(line: bytes) -> Event | None:
     try:
-        raw = json.loads(line)
-        head = (raw.pop("seq"), raw.pop("t"), raw.pop("kind"))
+        raw = json.loads(line.decode())
+        head = (int(raw.pop("seq")), float(raw.pop("t")), str(raw.pop("kind")))
         raw.pop("v")
         return Event(*head, raw)
     except (ValueError, KeyError, AttributeError, TypeError):
@@ -206,15 +191,10 @@ def _parse(line: bytes) -> Event | None:
 
 def write_json(file: Path, value: Mapping[str, object]) -> None:
     """Write a JSON file that readers see whole or not at all; raises FileExistsError when there is one already."""
-    partial = file.with_name(f".{file.name}.{secrets.token_hex(4)}.partial")
-    with partial.open("x", encoding="utf-8", newline="\n") as out:
-        out.write(json.dumps(value, indent=2) + "\n")
-        out.flush()
-        os.fsync(out.fileno())
     if file.exists():
-        partial.unlink()
         raise FileExistsError(f"{file} is there already.")
-    partial.rename(file)
+    with new_file(file) as out:
+        out.write((json.dumps(value, indent=2) + "\n").encode())
 
 
 def send_command(folder: RunFolder, name: str) -> str:

@@ -17,10 +17,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from lib_lora.errors import FileFormatError, LoraError, did_you_mean
 from lib_lora.jobs.offline import OFFLINE
+from lib_lora.jobs.owner import take
 from lib_lora.jobs.protocol import (
     BEAT_SECONDS,
     COMMANDS,
@@ -33,6 +32,8 @@ from lib_lora.jobs.protocol import (
 )
 
 log = logging.getLogger(__name__)
+
+LAST_WORD_SECONDS = 5.0
 
 
 class Reporter:
@@ -58,6 +59,14 @@ class Reporter:
     def saved(self, file: str, step: int) -> None:
         """Tell that a file was written after so many steps."""
         self._events.write("saved", {"file": file, "step": step})
+
+    def sample(self, file: str, step: int, prompt: str, seed: int) -> None:
+        """Tell that a picture was made with the network as it is after so many steps."""
+        self._events.write("sample", {"file": file, "step": step, "prompt": prompt, "seed": seed})
+
+    def disk(self, needed: int, free: int) -> None:
+        """Tell how many bytes the run will still write into its folder, and how many the disk has free."""
+        self._events.write("disk", {"needed": needed, "free": free})
 
     def note(self, sentence: str) -> None:
         """Tell a sentence for the person."""
@@ -143,14 +152,16 @@ def main(arguments: Sequence[str]) -> int:
     os.environ.update(OFFLINE)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
     folder = RunFolder(Path(arguments[0]).absolute())
-    begun = bool(read_events(folder.events))
+    me = take(folder.path, "worker", "the worker")
+    if not me.is_me:
+        log.error("Another worker (process %d) is at this run.", me.pid)
+        return 1
+    begun = any(event.kind == "hello" for event in read_events(folder.events))
     events = EventLog(folder.events)
-    process = psutil.Process()
-    events.write("hello", {"pid": process.pid, "started": process.create_time()})
+    events.write("hello", {"pid": me.pid, "started": me.started})
     if begun:
         events.write("resumed")
     reporter = Reporter(folder, events)
-    reporter.answer_all("Too late: it was meant for an earlier worker.")
     over = threading.Event()
     beats = threading.Thread(target=_beat, args=(events, over), daemon=True)
     beats.start()
@@ -163,7 +174,7 @@ def main(arguments: Sequence[str]) -> int:
     beats.join()
     reporter.answer_all(f"Too late: the run is {ending}.")
     events.write(ending, told)
-    events.close()
+    events.close(LAST_WORD_SECONDS)
     return 1 if ending == "failed" else 0
 
 

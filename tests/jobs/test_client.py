@@ -54,7 +54,7 @@ def wait_for_step(run, step):
 def test_a_run_tells_its_story(finished):
     run, out = finished
     kinds = [event.kind for event in run.events()]
-    assert kinds[0] == "hello"
+    assert kinds[:2] == ["starting", "hello"]
     assert kinds[-1] == "done"
     assert kinds.count("step") == STEPS
     assert kinds.count("validation") == 2
@@ -65,9 +65,16 @@ def test_a_run_tells_its_story(finished):
     assert (state.step, state.total, state.stage) == (0, 0, "saving")
     assert state.result["file"] == str(out)
     assert state.result["validation"].keys() == {"0", str(STEPS)}
-    assert {"config.json", "run.json", "events.jsonl", "log.txt", "commands", "saves", "state"} == {
-        path.name for path in run.folder.iterdir()
-    }
+    assert {
+        "config.json",
+        "run.json",
+        "events.jsonl",
+        "log.txt",
+        "commands",
+        "saves",
+        "state",
+        ".worker-000001.json",
+    } == {path.name for path in run.folder.iterdir()}
 
 
 def test_the_worker_ends_when_the_run_is_over(finished):
@@ -128,7 +135,7 @@ def test_what_cannot_be_started_or_asked_is_refused(finished, tmp_path):
 def test_a_process_that_took_a_dead_workers_number_is_not_the_worker(tmp_path):
     write_json(tmp_path / "config.json", {"kind": "train", "config": {}})
     (tmp_path / "log.txt").write_text("the last words\n")
-    hello = {"v": 1, "seq": 1, "t": 0.0, "kind": "hello", "pid": os.getpid(), "started": 12345.0}
+    hello = {"v": 1, "seq": 1, "t": 0.0, "kind": "hello", "pid": os.getpid(), "started": "x"}
     (tmp_path / "events.jsonl").write_text(f"{hello}\n".replace("'", '"'))
     state = Run(tmp_path).state()
     assert state.status == "dead"

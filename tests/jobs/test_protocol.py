@@ -1,5 +1,6 @@
 """The run folder: events that survive a torn line, a state that follows from them, commands that are whole or not there."""
 
+import errno
 import json
 import os
 import threading
@@ -7,24 +8,14 @@ import threading
 import pytest
 
 from lib_lora.jobs.protocol import (
-    Event,
     EventLog,
     EventReader,
     RunFolder,
-    derive_state,
     pending_commands,
     read_events,
     send_command,
     write_json,
 )
-
-
-def events_of(*kinds):
-    return [Event(n, float(n), kind, data) for n, (kind, data) in enumerate(kinds, 1)]
-
-
-HELLO = ("hello", {"pid": 7, "started": 1.5})
-STEP = ("step", {"step": 3, "total": 10, "loss": 0.5, "rate": 1e-4, "seconds_left": 7.0})
 
 
 def test_events_are_lines_with_version_number_and_time(tmp_path):
@@ -95,40 +86,6 @@ def test_threads_do_not_mix_their_lines(tmp_path):
     assert [event.seq for event in read_events(tmp_path / "events.jsonl")] == list(range(1, 201))
 
 
-def test_the_state_follows_from_the_events():
-    assert derive_state([]).status == "waiting"
-    state = derive_state(
-        events_of(HELLO, ("stage", {"name": "training", "total": 10}), STEP, ("beat", {}))
-    )
-    assert (state.status, state.stage, state.step, state.total) == ("running", "training", 3, 10)
-    assert (state.loss, state.rate, state.seconds_left) == (0.5, 1e-4, 7.0)
-    assert (state.pid, state.started, state.beat, state.seq) == (7, 1.5, 4.0, 4)
-
-
-@pytest.mark.parametrize("ending", ["done", "paused", "stopped", "failed"])
-def test_an_ending_ends_and_a_new_hello_begins_again(ending):
-    story = [HELLO, STEP, (ending, {"message": "why", "step": 3})]
-    state = derive_state(events_of(*story))
-    assert (state.status, state.message, state.over) == (ending, "why", True)
-    assert state.result["step"] == 3
-    again = derive_state(events_of(*story, HELLO))
-    assert (again.status, again.message, again.over) == ("running", "", False)
-
-
-def test_unknown_kinds_and_keys_change_nothing():
-    known = derive_state(events_of(HELLO, STEP))
-    more = derive_state(
-        events_of(HELLO, (*STEP[:1], {**STEP[1], "new": 1}), ("later", {"status": "x"}))
-    )
-    assert (more.status, more.step, more.loss) == (known.status, known.step, known.loss)
-
-
-def test_a_state_goes_on_from_an_earlier_one():
-    story = events_of(HELLO, ("note", {"text": "a"}), STEP, ("note", {"text": "b"}))
-    assert derive_state(story[2:], derive_state(story[:2])) == derive_state(story)
-    assert derive_state(story).notes == ("a", "b")
-
-
 def test_commands_wait_in_order_and_half_written_ones_are_not_seen(tmp_path):
     folder = RunFolder(tmp_path)
     assert pending_commands(folder) == []
@@ -148,3 +105,54 @@ def test_a_json_file_is_written_once(tmp_path):
         write_json(tmp_path / "a.json", {"a": 2})
     assert json.loads((tmp_path / "a.json").read_text()) == {"a": 1}
     assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_numbers_go_on_after_an_end_that_is_longer_than_what_is_looked_at_first(tmp_path):
+    file = tmp_path / "events.jsonl"
+    log = EventLog(file)
+    log.write("hello")
+    log.close()
+    with file.open("ab") as out:
+        out.write(b"x" * 100_000 + b"\n")
+    log = EventLog(file)
+    log.write("note")
+    assert [event.seq for event in read_events(file)] == [1, 2]
+
+
+class FullDisk:
+    """A file whose disk takes so many bytes and no more."""
+
+    def __init__(self, file, room):
+        self.file, self.room = file, room
+
+    def write(self, data):
+        if not self.room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        taken = self.file.write(data[: self.room])
+        self.room -= taken
+        return taken
+
+    def close(self):
+        self.file.close()
+
+
+@pytest.mark.parametrize("room", [0, 1, 40, 70])
+def test_a_full_disk_delays_events_and_tears_none(tmp_path, room):
+    file = tmp_path / "events.jsonl"
+    log = EventLog(file)
+    log._file = full = FullDisk(log._file, room)
+    log.write("one")
+    log.write("two")
+    assert len(read_events(file)) < 2
+    full.room = 1 << 20
+    log.write("three")
+    log.close()
+    assert [event.kind for event in read_events(file)] == ["one", "two", "three"]
+    assert file.read_bytes().count(b"\n") == 3
+
+
+def test_what_is_no_full_disk_is_not_hidden(tmp_path):
+    log = EventLog(tmp_path / "events.jsonl")
+    log._file.close()
+    with pytest.raises(ValueError, match="closed file"):
+        log.write("one")

@@ -1,0 +1,69 @@
+"""How a finished file gets its name: whole or not at all, durable, and where readers hold the old one open too.
+
+Every file of a run that is not appended to goes through `new_file`, so that one place decides what a crash or a full disk can leave:
+the file as it was before, and a partial file beside it that nobody reads.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+PARTIAL = ".partial"
+REFUSED_WHILE_READ = os.name == "nt"
+TRIES, RETRY_SECONDS = 50, 0.1
+
+
+@contextmanager
+def new_file(file: Path) -> Iterator[BinaryIO]:
+    """Open a file in the making; it has its name when the block ends, and is gone when the block raises."""
+    partial = file.with_name(f".{file.name}.{secrets.token_hex(4)}{PARTIAL}")
+    out = open_new(partial)
+    try:
+        with out:
+            yield out
+            out.flush()
+            os.fsync(out.fileno())
+        put_in_place(partial, file)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def open_new(partial: Path) -> BinaryIO:
+    """Open a file that is not there yet, with the rights that the person's settings give to new files."""
+    return partial.open("xb")
+
+
+def put_in_place(partial: Path, file: Path) -> None:
+    """Replace a file by a finished one. On Windows that is refused while someone reads the old one, so it is tried for a while."""
+    for left in reversed(range(TRIES)):
+        try:
+            partial.replace(file)
+            break
+        except PermissionError:
+            if not (REFUSED_WHILE_READ and left):
+                raise
+            time.sleep(RETRY_SECONDS)
+    _sync_folder(file.parent)
+
+
+def remove_partial(folder: Path, name: str = "*") -> None:
+    """Remove what a killed writer left of the files of this name in a folder; nobody may be writing there."""
+    for partial in folder.glob(f".{name}.*{PARTIAL}"):
+        partial.unlink(missing_ok=True)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the new name durable; Windows can neither open a folder nor needs to."""
+    if os.name != "posix":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,75 @@
+"""Files get their name whole or not at all."""
+
+import os
+
+import pytest
+
+from lib_lora.formats import place
+from lib_lora.formats.place import new_file, put_in_place, remove_partial
+
+
+def test_a_file_has_its_name_when_it_is_whole(tmp_path):
+    file = tmp_path / "a.bin"
+    file.write_bytes(b"old")
+    with new_file(file) as out:
+        out.write(b"new")
+        assert file.read_bytes() == b"old"
+    assert file.read_bytes() == b"new"
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_what_raises_leaves_the_old_file_and_nothing_beside_it(tmp_path):
+    file = tmp_path / "a.bin"
+    file.write_bytes(b"old")
+
+    def write_half():
+        with new_file(file) as out:
+            out.write(b"half")
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        write_half()
+    assert file.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_file_that_someone_reads_is_replaced_when_they_are_done(tmp_path, monkeypatch):
+    """Windows refuses to replace a file that is open; here that is played, since no other system does it."""
+    refusals = iter([PermissionError(), PermissionError()])
+    replaced = type(tmp_path).replace
+
+    def replace(self, target):
+        for error in refusals:
+            raise error
+        return replaced(self, target)
+
+    (tmp_path / "new").write_bytes(b"new")
+    monkeypatch.setattr(type(tmp_path), "replace", replace)
+    monkeypatch.setattr(place, "REFUSED_WHILE_READ", True)
+    monkeypatch.setattr(place, "RETRY_SECONDS", 0.0)
+    put_in_place(tmp_path / "new", tmp_path / "old")
+    assert (tmp_path / "old").read_bytes() == b"new"
+
+
+@pytest.mark.skipif(os.name == "nt" or os.getuid() == 0, reason="needs a folder that refuses")
+def test_a_refusal_that_lasts_is_told(tmp_path):
+    (tmp_path / "new").write_bytes(b"new")
+    tmp_path.chmod(0o500)
+    try:
+        with pytest.raises(PermissionError):
+            put_in_place(tmp_path / "new", tmp_path / "old")
+    finally:
+        tmp_path.chmod(0o700)
+
+
+def test_what_a_killed_writer_left_is_removed_and_nothing_else(tmp_path):
+    for name in ("a.bin", ".a.bin.12ab.partial", ".b.bin.34cd.partial", "x.partial"):
+        (tmp_path / name).touch()
+    remove_partial(tmp_path, "a.bin")
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        ".b.bin.34cd.partial",
+        "a.bin",
+        "x.partial",
+    ]
+    remove_partial(tmp_path)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.bin", "x.partial"]
