@@ -104,6 +104,17 @@ def attach(
     return Attached(kind, tensors, tuple(handles))
 
 
+def count_trained(config: NetworkConfig, shape: tuple[int, ...]) -> int:
+    """Return how many numbers a fresh network trains on a layer whose weight has this shape."""
+    kind = _kind(config)
+    if kind.create is None:
+        raise UsageError(f"{kind.label} cannot be trained.")
+    base = torch.empty(shape, device="meta")
+    options = replace(_options(config, LayerShape(shape)), base=base)
+    fresh = kind.create(LayerShape(shape), options, stream(0, "size"))
+    return sum(fresh[suffix].numel() for suffix in kind.trainable & fresh.keys())
+
+
 def _options(config: NetworkConfig, shape: LayerShape) -> CreateOptions:
     """Return what a configuration chooses for a layer; a 3x3 convolution has its own rank and the same scale."""
     own = any(size > 1 for size in shape.kernel)

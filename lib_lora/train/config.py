@@ -136,6 +136,14 @@ class NetworkConfig:
 class OptimizerConfig:
     """AdamW and its rates."""
 
+    type: str = field(
+        default="adamw",
+        metadata=about(
+            "Optimizer",
+            "adamw8bit keeps its moments in 8 bits; it needs bitsandbytes and a CUDA device.",
+            choices=("adamw", "adamw8bit"),
+        ),
+    )
     unet_rate: float = field(
         default=1e-4, metadata=about("UNet rate", "Peak learning rate of the UNet.", (0.0, 1.0))
     )
@@ -270,8 +278,43 @@ class RunConfig:
         default="fp32",
         metadata=about(
             "Computation",
-            "Precision of the base model; the network itself is always fp32.",
-            choices=("fp32", "bf16"),
+            "Precision of the base model; the network itself is always fp32. fp16 scales the loss.",
+            choices=("fp32", "fp16", "bf16"),
+        ),
+    )
+    storage: str = field(
+        default="same",
+        metadata=about(
+            "Base model",
+            "fp8 stores the frozen weights inside the blocks in 8 bits and brings each layer back when it is used.",
+            choices=("same", "fp8"),
+        ),
+    )
+    vae_precision: str = field(
+        default="same",
+        metadata=about(
+            "VAE", "Precision in which pictures are encoded.", choices=("same", "fp32", "bf16")
+        ),
+    )
+    vae_tiling: bool = field(
+        default=False,
+        metadata=about(
+            "VAE in tiles", "Encode large pictures in tiles of 512 pixels whose seams are blended."
+        ),
+    )
+    attention: str = field(
+        default="sdp",
+        metadata=about(
+            "Attention",
+            "Torch's own, or xformers where it is installed.",
+            choices=("sdp", "xformers"),
+        ),
+    )
+    checkpointing: bool = field(
+        default=False,
+        metadata=about(
+            "Gradient checkpointing",
+            "Compute each block again in the backward pass instead of keeping what it holds: the same numbers, about 30 % slower.",
         ),
     )
     threads: int = field(

@@ -1,0 +1,315 @@
+"""How much memory a training will take, phase by phase, before anything of it is loaded, and which savings make it fit.
+
+What a program takes besides its tensors (libraries, a device's context, fragmentation) is an estimate. A GB is 2^30 bytes here, as
+graphics cards are sold.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import psutil
+import torch
+
+from lib_lora.families.costs import DECODER_PEAK, ENCODER_PEAK
+from lib_lora.host import HostFlags
+from lib_lora.train.config import RunConfig, TrainConfig
+from lib_lora.train.memory_parts import (
+    VALUE_BYTES,
+    ModelFacts,
+    activations,
+    component_bytes,
+    denoiser_bytes,
+    trained_numbers,
+)
+
+GB = 2**30
+LABEL = "estimate, not yet calibrated on a GPU"
+TILE = 512
+SLACK_SHARE = 0.1
+PROGRAM_BYTES: Mapping[str, float] = {"cuda": 0.8 * GB, "cpu": 0.6 * GB}
+"""What Python, its libraries and the device's context take, by device."""
+SLACK_BYTES: Mapping[str, float] = {"cuda": 0.5 * GB, "cpu": 0.0}
+STATE_BYTES: Mapping[str, float] = {"adamw": 8.0, "adamw8bit": 2.03}
+"""Both moments of one number, with the scale that a block of 256 shares."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """The device a training is planned for, in bytes, and the host's switches in the words of its command line.
+
+    half: no `--no-half` and no `--precision full`; half_vae: no `--no-half-vae`; bf16, eight_bit, xformers: whether the device
+    computes in bf16 and whether these libraries are there.
+    """
+
+    total_bytes: int
+    free_bytes: int
+    memory: str = "normal"
+    half: bool = True
+    half_vae: bool = True
+    attention: str = "sdp"
+    device: str = "cuda"
+    bf16: bool = True
+    eight_bit: bool = False
+    xformers: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """The most that a phase holds at once, in bytes, and what it is made of."""
+
+    name: str
+    bytes: int
+    parts: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A setting that was chosen for a machine, and the sentence that says why."""
+
+    setting: str
+    value: str | int | bool
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """The phases of a training in their order, against what is free on the device."""
+
+    phases: tuple[Phase, ...]
+    free_bytes: int
+    label: str = LABEL
+    choices: tuple[Choice, ...] = ()
+
+    @property
+    def peak(self) -> Phase:
+        """Return the phase that needs most."""
+        return max(self.phases, key=lambda phase: phase.bytes)
+
+    @property
+    def fits(self) -> bool:
+        """Tell whether every phase finds room."""
+        return self.peak.bytes <= self.free_bytes
+
+
+def machine_here(flags: HostFlags | None = None, given_back: int = 0) -> Machine:
+    """Return this machine's device as a run will find it, with a host's switches.
+
+    given_back: the bytes that the host's own model holds there and gives back before the run starts.
+    """
+    cuda = torch.cuda.is_available()
+    flags = flags or HostFlags(device="cuda" if cuda else "cpu")
+    cuda = cuda and flags.device != "cpu"
+    if cuda:
+        free, total = torch.cuda.mem_get_info()
+    else:
+        memory = psutil.virtual_memory()
+        free, total = memory.available, memory.total
+    return Machine(
+        total_bytes=total,
+        free_bytes=min(total, free + given_back),
+        memory=flags.memory,
+        half=flags.half,
+        half_vae=flags.half_vae,
+        attention=flags.attention,
+        device="cuda" if cuda else "cpu",
+        bf16=cuda and torch.cuda.is_bf16_supported(),
+        eight_bit=cuda and importlib.util.find_spec("bitsandbytes") is not None,
+        xformers=cuda and importlib.util.find_spec("xformers") is not None,
+    )
+
+
+def plan(config: TrainConfig, facts: ModelFacts, machine: Machine) -> MemoryPlan:
+    """Predict the most that each phase of a training holds at once on a machine's device.
+
+    Pictures and captions are encoded before the steps, one encoder after the other on the device, and the encoders are freed; on a
+    CPU the whole base model lies in memory until then. While a sample is drawn, the steps' gradients and moments stay.
+    """
+    run = config.run
+    trained = trained_numbers(config.network, facts)
+    numbers = sum(trained.values())
+    resident = [name for name in facts.encoders if name in trained]
+    weights = denoiser_bytes(config, facts) + component_bytes(facts, resident, run.precision)
+    network = {
+        "weights": weights,
+        "network": 4 * numbers,
+        "gradients": 4 * numbers,
+        "optimizer": round(STATE_BYTES[config.optimizer.type] * numbers),
+    }
+    vae = component_bytes(facts, ("vae",), _vae_precision(run))
+    text = [component_bytes(facts, (name,), run.precision) for name in facts.encoders]
+    loaded = component_bytes(facts, (facts.denoiser,), run.precision) + sum(text)
+    on_cpu = machine.device == "cpu"
+    kept = activations(config, facts)
+    step = kept.entries + kept.largest_block if run.checkpointing else kept.whole
+    parts: Mapping[str, Mapping[str, int]] = {
+        "pictures": {
+            "weights": vae + loaded * on_cpu,
+            "activations": _pixels(config, facts, "encoder", ENCODER_PEAK),
+        },
+        "captions": {"weights": vae + loaded if on_cpu else max(text, default=0)},
+        "training": {**network, "activations": step},
+        "saving": {**network, "copy": VALUE_BYTES[config.saving.dtype] * numbers},
+        "sampling": {
+            **network,
+            "weights": weights + vae,
+            "activations": _pixels(config, facts, "decoder", DECODER_PEAK),
+        },
+    }
+    phases = tuple(_phase(name, each, machine.device) for name, each in parts.items())
+    return MemoryPlan(phases, machine.free_bytes)
+
+
+def _phase(name: str, parts: Mapping[str, int], device: str) -> Phase:
+    tensors = sum(parts.values())
+    slack = round(SLACK_BYTES[device] + SLACK_SHARE * tensors)
+    whole = {"program": round(PROGRAM_BYTES[device]), **parts, "slack": slack}
+    return Phase(name, sum(whole.values()), whole)
+
+
+def _vae_precision(run: RunConfig) -> str:
+    return run.precision if run.vae_precision == "same" else run.vae_precision
+
+
+def _pixels(config: TrainConfig, facts: ModelFacts, side: str, peak: float) -> int:
+    """Return what the autoencoder's largest layers hold of one picture, or of one tile."""
+    layer = facts.layers.get(f"vae.{side}.conv_{'in' if side == 'encoder' else 'out'}")
+    if layer is None:
+        return 0
+    channels = layer.shape[0] if side == "encoder" else layer.shape[1]
+    size = min(config.data.size, TILE) if config.run.vae_tiling else config.data.size
+    return round(peak * channels * size**2 * VALUE_BYTES[_vae_precision(config.run)])
+
+
+@dataclass(frozen=True, slots=True)
+class Saving:
+    """A way to need less memory.
+
+    phases: where it helps; price: what it costs, in words; settings: what it sets; begins: the host's memory switches that ask for
+    it from the start; possible: whether it changes anything here.
+    """
+
+    name: str
+    phases: tuple[str, ...]
+    price: str
+    settings: Callable[[TrainConfig], Mapping[str, str | int | bool]]
+    begins: tuple[str, ...]
+    possible: Callable[[TrainConfig, Machine], bool]
+
+
+SAVINGS = (
+    Saving(
+        "gradient checkpointing",
+        ("training",),
+        "about +30 % time",
+        lambda config: {"run.checkpointing": True},
+        ("medvram", "lowvram"),
+        lambda config, machine: not config.run.checkpointing,
+    ),
+    Saving(
+        "8-bit AdamW",
+        ("training", "saving", "sampling"),
+        "its moments are rounded",
+        lambda config: {"optimizer.type": "adamw8bit"},
+        ("lowvram",),
+        lambda config, machine: machine.eight_bit and config.optimizer.type == "adamw",
+    ),
+    Saving(
+        "a batch of 1, accumulated",
+        ("training",),
+        "the mean over as many pictures, each on its own",
+        lambda config: {
+            "schedule.batch": 1,
+            "schedule.accumulate": config.schedule.accumulate * config.schedule.batch,
+        },
+        ("lowvram",),
+        lambda config, machine: config.schedule.batch > 1,
+    ),
+    Saving(
+        "the base model in 8 bits",
+        ("training", "saving", "sampling"),
+        "its weights are rounded and brought back layer by layer",
+        lambda config: {"run.storage": "fp8"},
+        ("lowvram",),
+        lambda config, machine: config.run.storage != "fp8",
+    ),
+    Saving(
+        "the VAE in tiles",
+        ("pictures", "sampling"),
+        "with seams that are blended",
+        lambda config: {"run.vae_tiling": True},
+        ("lowvram",),
+        lambda config, machine: not config.run.vae_tiling and config.data.size > TILE,
+    ),
+)
+"""In the order of what they cost."""
+
+
+def choose(
+    config: TrainConfig, facts: ModelFacts, machine: Machine
+) -> tuple[TrainConfig, MemoryPlan]:
+    """Set what a machine decides: precision and attention by the host's switches, then savings until every phase finds room.
+
+    `--medvram` begins with those that change no result, `--lowvram` with all that are possible. The plan tells each choice in a
+    sentence, and whether it was enough.
+    """
+    choices: list[Choice] = []
+    for setting, value, sentence in _by_switches(machine):
+        config = _with(config, {setting: value})
+        choices.append(Choice(setting, value, sentence))
+    now = plan(config, facts, machine)
+    for saving in SAVINGS:
+        begins = machine.device == "cuda" and machine.memory in saving.begins
+        before = _most(now, saving.phases)
+        if not saving.possible(config, machine) or not (begins or before > machine.free_bytes):
+            continue
+        settings = saving.settings(config)
+        changed = _with(config, settings)
+        after = plan(changed, facts, machine)
+        gained = before - _most(after, saving.phases)
+        if gained <= 0:
+            continue
+        config, now = changed, after
+        sentence = f"{saving.name}: -{gained / GB:.1f} GB, {saving.price}"
+        choices += [Choice(setting, value, sentence) for setting, value in settings.items()]
+    return config, replace(now, choices=tuple(choices))
+
+
+def _by_switches(machine: Machine) -> Iterator[tuple[str, str, str]]:
+    """Yield what the host's switches decide, whatever is free: a setting, its value and why."""
+    if machine.device == "cpu":
+        yield (
+            "run.device",
+            "cpu",
+            "on the CPU: there is no other device, or the host does not use it",
+        )
+        yield "run.precision", "fp32", "fp32: a CPU computes in it fastest, and to the same bytes"
+    elif not machine.half:
+        yield "run.precision", "fp32", "fp32: the host runs with --no-half or --precision full"
+    elif machine.bf16:
+        yield "run.precision", "bf16", "bf16: half of fp32's memory with the same range"
+    else:
+        yield (
+            "run.precision",
+            "fp16",
+            "fp16 with a scaled loss: the device does not compute in bf16",
+        )
+        yield "run.vae_precision", "fp32", "the VAE in fp32: fp16 is too narrow for some"
+    if machine.device == "cuda" and not machine.half_vae:
+        yield "run.vae_precision", "fp32", "the VAE in fp32: the host runs with --no-half-vae"
+    if machine.attention == "xformers" and machine.xformers:
+        yield "run.attention", "xformers", "xformers: the host runs with --xformers"
+
+
+def _with(config: TrainConfig, settings: Mapping[str, str | int | bool]) -> TrainConfig:
+    """Return a configuration with other values, by "section.key"."""
+    for setting, value in settings.items():
+        section, _, key = setting.partition(".")
+        config = replace(config, **{section: replace(getattr(config, section), **{key: value})})
+    return config
+
+
+def _most(planned: MemoryPlan, names: tuple[str, ...]) -> int:
+    return max(phase.bytes for phase in planned.phases if phase.name in names)
