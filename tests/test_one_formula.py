@@ -78,7 +78,7 @@ def saved(base, attached, folder):
 
 def live(base, modules, networks):
     (use,) = parse_prompt("<lora:x:1>").uses
-    with Session([(use, LoadedNetwork("x", networks))]) as session:
+    with Session([(use, LoadedNetwork("x", dict(networks)))]) as session:
         session.open(live_modules(modules, base.layers))
         session.begin_pass(Clock.from_sigmas([2.0, 1.0]))
         session.encode()

@@ -28,8 +28,8 @@ from lib_lora.networks.contract import (
 class Branch:
     """The networks of one live layer, each with its slot.
 
-    Tensors are held here and not by the module; they follow the device and the dtype of the input. Raises UsageError for a network
-    type that has no form without the layer's whole weight.
+    Tensors are held here and not by the module; they follow the device and the dtype in which the layer computes. Raises UsageError
+    for a network type that has no form without the layer's whole weight.
     """
 
     def __init__(
@@ -38,33 +38,53 @@ class Branch:
         self._strengths = strengths
         self._slots = [slot for slot, _ in networks]
         base = layer.get_parameter("weight").detach()
-        factors = [(slot, network, _low_rank(network, base)) for slot, network in networks]
-        stacked = [(slot, low_rank) for slot, _, low_rank in factors if low_rank is not None]
-        self._parts: list[_Stack | _Other] = [
-            _Other(slot, network, base, strengths)
-            for slot, network, low_rank in factors
-            if low_rank is None
+        products = [product_shape(network, tuple(base.shape)) for _, network in networks]
+        stacked = [
+            (slot, network, product)
+            for (slot, network), product in zip(networks, products, strict=True)
+            if product is not None
         ]
-        if stacked:
-            self._parts.append(_Stack(stacked, strengths))
+        self._stack = _Stack(stacked, base, strengths) if stacked else None
+        self._others = [
+            _Other(slot, network, base, strengths)
+            for (slot, network), product in zip(networks, products, strict=True)
+            if product is None
+        ]
 
     @property
     def active(self) -> bool:
         """Tell whether any strength is not 0 in the rows that are computed now."""
         return self._strengths.acts(self._slots)
 
-    def added(self, layer: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-        """Return what the networks add to the layer's own output y for input x, in the dtype of x; some network must be active."""
-        acting = (part for part in self._parts if self._strengths.acts(part.place.slots))
-        first, *others = (part.output(layer, x, y) for part in acting)
-        return sum(others, first)
+    def add(self, layer: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        """Return the layer's own output y for input x with what the networks add, in the dtype of y.
+
+        The sum is written into y itself where no gradient is asked for.
+        """
+        acting = [part for part in self._others if self._strengths.acts(part.place.slots)]
+        total = y
+        for part in acting:  # each sees the layer's own output
+            total = total + part.output(layer, x, y).to(y.dtype)
+        if self._stack is None or not self._strengths.acts(self._stack.place.slots):
+            return total
+        return self._stack.add(layer, x, total)
 
 
-def _low_rank(network: LayerNetwork, base: Tensor) -> LowRank | None:
+def product_shape(network: LayerNetwork, weight: tuple[int, ...]) -> LowRank | None:
+    """Return the product that a network is on a layer with a weight of this shape, without numbers; `None` when it is none."""
     form = network.type.low_rank
-    if form is None:
-        return None
-    return form(_all_exact(network.tensors), LayerShape(tuple(base.shape)))
+    return None if form is None else form(without_numbers(network), LayerShape(weight))
+
+
+def without_numbers(network: LayerNetwork) -> dict[str, Tensor]:
+    """Return the tensors of a network without memory, to learn shapes from; alpha and its like keep their value, as plain numbers."""
+    found = {}
+    for suffix, tensor in network.tensors.items():
+        if tensor.numel() == 1 and suffix not in network.type.trainable:
+            found[suffix] = tensor.reshape(())
+        else:
+            found[suffix] = _exact(tensor.to("meta"))
+    return found
 
 
 def _all_exact(tensors: Tensors) -> Tensors:
@@ -77,9 +97,10 @@ def _exact(tensor: Tensor) -> Tensor:
 
 
 class _Moving:
-    """Tensors that go to the device and the dtype of the latest input; there is one set of them.
+    """Tensors that go to the device and the dtype of what is computed now; there is one set of them.
 
-    Single numbers stay as they are: rounded, an alpha would change the scale, and reading it from a GPU would stop the step.
+    Single numbers stay where and what they are: rounded, an alpha would change the scale, and reading it from a GPU would stop the
+    step. They are copied, for as pieces of a file's memory they would keep all of it.
     """
 
     def __init__(self, tensors: Tensors) -> None:
@@ -90,32 +111,77 @@ class _Moving:
         if self._like != (x.device, x.dtype):
             self._like = (x.device, x.dtype)
             self._tensors = {
-                suffix: tensor.to(x) if tensor.dim() else tensor
+                suffix: tensor.to(x) if tensor.dim() else tensor.clone()
                 for suffix, tensor in self._tensors.items()
             }
         return self._tensors
 
 
 class _Stack:
-    """The low-rank networks of a layer as one product."""
+    """The low-rank networks of a layer as one product, made in the dtype of the layer's first output.
 
-    def __init__(self, factors: Sequence[tuple[int, LowRank]], strengths: Strengths) -> None:
-        slots = [slot for slot, low_rank in factors for _ in low_rank.down]
+    Until then the networks are held as they came, from then on nothing but the product.
+    """
+
+    def __init__(
+        self,
+        networks: Sequence[tuple[int, LayerNetwork, LowRank]],
+        base: Tensor,
+        strengths: Strengths,
+    ) -> None:
+        self._networks = [network for _, network, _ in networks]
+        self._shape = LayerShape(tuple(base.shape))
+        slots = [slot for slot, _, product in networks for _ in range(len(product.down))]
         self._strengths, self.place = strengths, strengths.reserve(slots)
-        down = torch.cat([low_rank.down for _, low_rank in factors])  # (sum R, in[, kh, kw])
-        up = torch.cat([low_rank.up for _, low_rank in factors], dim=1)  # (out, sum R)
-        self._tensors = _Moving({"down": down, "up": up})
+        self._tensors: _Moving | None = None
 
-    def output(self, layer: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-        tensors = self._tensors.to(x)
-        strengths = self._strengths.view(self.place, x)  # (sum R,) or (rows, sum R)
-        hidden = apply_weight(layer, x, tensors["down"])
+    def add(self, layer: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        """Return y with what the product adds for input x, in y itself where no gradient is asked for."""
+        tensors = self._in_dtype_of(y)
+        down, up = tensors["down"], tensors["up"]
+        hidden = apply_weight(layer, x.to(y.dtype), down)
+        strengths = self._strengths.view(self.place, y)  # (sum R,) or (rows, sum R)
         if isinstance(layer, nn.Conv2d):
-            scaled = hidden * strengths[..., None, None]
-            return functional.conv2d(scaled, tensors["up"][:, :, None, None])
+            return _add_channels(y, hidden.mul_(strengths[..., None, None]), up)
         if strengths.dim() == 2:
             strengths = strengths.unflatten(0, (-1, *[1] * (hidden.dim() - 2)))
-        return functional.linear(hidden * strengths, tensors["up"])
+        return _add_columns(y, hidden.mul_(strengths), up)
+
+    def _in_dtype_of(self, y: Tensor) -> Tensors:
+        if self._tensors is None:
+            self._tensors = _Moving(self._stacked(y))
+            self._networks.clear()
+        return self._tensors.to(y)
+
+    def _stacked(self, y: Tensor) -> Tensors:
+        rank = self.place.elements.stop - self.place.elements.start
+        down = y.new_empty(rank, *self._shape.weight[1:])  # (sum R, in[, kh, kw])
+        up = y.new_empty(self._shape.weight[0], rank)  # (out, sum R)
+        start = 0
+        for network in self._networks:
+            assert network.type.low_rank is not None  # what has none is not stacked
+            product = network.type.low_rank(_all_exact(network.tensors), self._shape)
+            assert product is not None
+            stop = start + len(product.down)
+            down[start:stop], up[:, start:stop] = product.down, product.up
+            start = stop
+        return {"down": down, "up": up}
+
+
+def _add_columns(y: Tensor, hidden: Tensor, up: Tensor) -> Tensor:
+    """Return y (..., out) + hidden (..., ranks) up^T with one pass over y, where it may be written."""
+    if y.requires_grad or not y.is_contiguous():
+        return y + functional.linear(hidden, up)
+    y.view(-1, y.shape[-1]).addmm_(hidden.flatten(0, -2), up.t())
+    return y
+
+
+def _add_channels(y: Tensor, hidden: Tensor, up: Tensor) -> Tensor:
+    """Return y (rows, out, h, w) + up hidden (rows, ranks, h, w) with one pass over y, where it may be written."""
+    if y.requires_grad or not y.is_contiguous():
+        return y + functional.conv2d(hidden, up[:, :, None, None])
+    y.view(*y.shape[:2], -1).baddbmm_(up.expand(len(y), *up.shape), hidden.flatten(2))
+    return y
 
 
 class _Other:

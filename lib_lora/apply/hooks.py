@@ -12,13 +12,14 @@ from lib_lora.apply.strengths import Strengths
 def attach(layer: nn.Module, branch: Branch) -> RemovableHandle:
     """Add a branch's output to a live layer's own from now on; the handle takes the hook off again.
 
-    The sum is a new tensor in the dtype of the layer's output; while the branch is inactive the output passes as it is.
+    The sum has the dtype of the layer's output, and its memory where no gradient is asked for; while the branch is inactive the
+    output passes as it is.
     """
 
     def hook(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
         if not branch.active:
             return None
-        return output + branch.added(module, inputs[0], output).to(output.dtype)
+        return branch.add(module, inputs[0], output)
 
     return layer.register_forward_hook(hook)
 

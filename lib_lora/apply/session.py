@@ -32,10 +32,17 @@ Modules = Mapping[str, nn.Module]
 
 @dataclass(frozen=True, slots=True)
 class LoadedNetwork:
-    """A network file in memory: its layers by layer id ("unet.<path>", "te1.<path>")."""
+    """A network file in memory: its layers by layer id ("unet.<path>", "te1.<path>").
+
+    A session takes the layers that it puts on modules out of here, so that memory holds none twice.
+    """
 
     name: str
-    layers: Mapping[str, LayerNetwork]
+    layers: dict[str, LayerNetwork]
+
+
+Uses = Sequence[tuple[NetworkUse, LoadedNetwork]]
+"""What a prompt asks for, with the networks that it names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +60,12 @@ class Row:
 class Session:
     """A generation with scheduled networks: open, begin_pass, step, rebind, close; a context manager.
 
-    Every method may be called again without harm; after `close` the modules compute what they computed before.
+    A session is opened once; every other method may be called again without harm. After `close` the modules compute what they
+    computed before.
     warnings: sentences for the person about what could not be done exactly, each once.
     """
 
-    def __init__(self, uses: Sequence[tuple[NetworkUse, LoadedNetwork]]) -> None:
+    def __init__(self, uses: Uses) -> None:
         self.warnings: list[str] = []
         self._uses = tuple(uses)
         self._clock: Clock | None = None
@@ -69,21 +77,22 @@ class Session:
         """Build the branches for these modules and put the hooks on them; layers that no network touches, and embeddings, get none.
 
         unet: what the host calls for some rows of the batch at a time, each time with those rows first among its arguments; not
-        needed where every call has all rows.
+        needed where every call has all rows. Raises RuntimeError when the session is open.
         """
-        self._detach()
+        if self._strengths is not None:
+            raise RuntimeError("an open session is moved by rebind")
         self._strengths = Strengths(len(GROUPS) * len(self._networks()), self._warn)
         if unet is not None:
             self._handles.append(follow(unet, self._strengths))
         absent, embeddings = [], []
-        for layer_id, networks in self._by_layer().items():
+        for layer_id in self._layer_ids():
             if layer_id not in modules:
                 absent.append(layer_id)
                 continue
             if isinstance(modules[layer_id], nn.Embedding):
                 embeddings.append(layer_id)
                 continue
-            branch = Branch(modules[layer_id], networks, self._strengths)
+            branch = Branch(modules[layer_id], self._take(layer_id), self._strengths)
             self._handles.append(attach(modules[layer_id], branch))
         if embeddings:
             names = ", ".join(embeddings)
@@ -120,9 +129,11 @@ class Session:
         ]
         self._set("te", [each])
 
-    def rebind(self, modules: Modules, unet: nn.Module | None = None) -> None:
-        """Move the branches to other modules: the host has changed its model in mid-picture."""
+    def rebind(self, uses: Uses, modules: Modules, unet: nn.Module | None = None) -> None:
+        """Move to other modules, for the host has changed its model in mid-picture; uses: the same with networks read for it."""
         if self._strengths is not None:
+            self._detach()
+            self._uses, self._strengths = tuple(uses), None
             self.open(modules, unet)
 
     def disarm(self) -> None:
@@ -150,15 +161,19 @@ class Session:
         """Return each network once, however many uses it has: strengths add up, and a layer computes it once."""
         return {id(loaded): loaded for _, loaded in self._uses}
 
-    def _by_layer(self) -> dict[str, list[tuple[int, LayerNetwork]]]:
-        """Return the networks of every layer, each with the slot of the network and the layer's group."""
-        found: dict[str, list[tuple[int, LayerNetwork]]] = {}
-        for index, loaded in enumerate(self._networks().values()):
-            for layer_id, network in loaded.layers.items():
-                group = "te" if layer_id.startswith("te") else "unet"
-                slot = len(GROUPS) * index + GROUPS.index(group)
-                found.setdefault(layer_id, []).append((slot, network))
-        return found
+    def _layer_ids(self) -> list[str]:
+        """Name every layer that some network touches, once."""
+        networks = self._networks().values()
+        return list(dict.fromkeys(id_ for loaded in networks for id_ in loaded.layers))
+
+    def _take(self, layer_id: str) -> list[tuple[int, LayerNetwork]]:
+        """Return what the networks hold for a layer, each with the slot of the network and the layer's group; it is ours from now on."""
+        group = GROUPS.index("te" if layer_id.startswith("te") else "unet")
+        return [
+            (len(GROUPS) * index + group, loaded.layers.pop(layer_id))
+            for index, loaded in enumerate(self._networks().values())
+            if layer_id in loaded.layers
+        ]
 
     def _strengths_of(self, row: Row, moment: Moment) -> list[float]:
         """Return the strength of every use on the UNet in one row."""

@@ -86,6 +86,8 @@ def _plain(parts: Mapping[str, Value]) -> dict[str, Value]:
 def _remainder(kind: NetworkType, tensors: Tensors, shape: LayerShape) -> Tensor:
     """Return the scaled remainder in the layer's shape. Raises FileFormatError when it is not one of this layer."""
     values = tensors[VALUES]
+    if values.is_meta:  # what it takes is asked, not what it is
+        return values.new_empty(shape.weight)
     size = (shape.weight[0], math.prod(shape.weight[1:]))
     indices = tensors[INDICES].to(device=values.device, dtype=torch.long)
     claimed = tuple(int(number) for number in tensors[SIZE])

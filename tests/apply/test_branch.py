@@ -149,6 +149,33 @@ def test_the_padding_mode_is_read_when_the_layer_runs():
     assert distance(before, layer(x)) > 1e-2
 
 
+def test_the_sum_is_written_into_the_output_where_no_gradient_is_asked_for(layer):
+    uses, x = [network(layer, 4, 1)], an_input(layer)
+    strengths = Strengths(1)
+    branch = Branch(layer, [(0, uses[0])], strengths)
+    strengths.set([0.7])
+    expected = baked(layer, uses, [0.7])(x)
+    y = layer(x)
+    assert branch.add(layer, x, y) is y
+    assert distance(y, expected) <= 1e-12
+    asked = layer(x.clone().requires_grad_())
+    before = asked.detach().clone()
+    assert distance(branch.add(layer, x, asked).detach(), expected) <= 1e-12
+    assert torch.equal(asked.detach(), before)
+
+
+def test_channels_may_lie_last(layer):
+    if not isinstance(layer, nn.Conv2d):
+        pytest.skip("a linear layer's always do")
+    uses, x = [network(layer, 4, 1), network(layer, 8, 2)], an_input(layer)
+    expected = baked(layer, uses, (0.7, -0.5))(x)
+    layer.to(memory_format=torch.channels_last)
+    branched(layer, uses, (0.7, -0.5))
+    found = layer(x.to(memory_format=torch.channels_last))
+    assert not found.is_contiguous()
+    assert distance(found, expected) <= 1e-12
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_the_branch_follows_the_dtype_of_the_input(layer, dtype):
     uses = [network(layer, 4, 1)]

@@ -80,6 +80,19 @@ def uses_of(model, *tags):
     return [(use, loaded(model, 10 + index)) for index, use in enumerate(uses)]
 
 
+def opened(model, uses, unet=None):
+    """Return a session on the model at the start of a pass; `uses` keep their networks, which a session takes."""
+    session = Session(copied(uses))
+    session.open(model.layers(), unet)
+    session.begin_pass(CLOCK)
+    return session
+
+
+def copied(uses):
+    copies = {id(one): LoadedNetwork(one.name, dict(one.layers)) for _, one in uses}
+    return [(use, copies[id(network)]) for use, network in uses]
+
+
 def baked(uses, strengths, seed=0):
     """Return a twin of the model whose weights hold the networks at these strengths."""
     twin = Model(seed)
@@ -97,9 +110,7 @@ def distance(a, b):
 
 def test_strengths_follow_the_schedules(model):
     uses = uses_of(model, "<lora:a:0@0,1@1>", "<lora:b:0.5:start=1:stop=3>")
-    with Session(uses) as session:
-        session.open(model.layers())
-        session.begin_pass(CLOCK)
+    with opened(model, uses) as session:
         for step, level in enumerate(CLOCK.levels):
             assert session.step(level).step == step
             # A ramp over five evaluations, and steps 1 and 2.
@@ -114,18 +125,14 @@ def test_strengths_follow_the_schedules(model):
 
 def test_networks_with_equal_names_add_up(model):
     (use, network), (again, _) = uses_of(model, "<lora:a:0.3>", "<lora:a:0.4>")
-    with Session([(use, network), (again, network)]) as session:
-        session.open(model.layers())
-        session.begin_pass(CLOCK)
+    with opened(model, [(use, network), (again, network)]) as session:
         session.step(8.0)
         assert distance(model(X), baked([(use, network)], [0.7])(X)) <= 1e-12
 
 
 def test_text_encoders_take_their_own_strengths(model):
     uses = uses_of(model, "<lora:a:0.25@0,1@1:2>", "<lora:b:0.5:2>")
-    with Session(uses) as session:
-        session.open(model.layers())
-        session.begin_pass(CLOCK)
+    with opened(model, uses) as session:
         session.encode()
         assert distance(model.words(WORDS), baked(uses, (0.25, 0.5)).words(WORDS)) <= 1e-12
         assert torch.equal(model(X), Model()(X))
@@ -156,9 +163,7 @@ def test_nothing_acts_before_the_first_step_and_after_disarming(model):
 
 def run(model, uses, broken_at):
     """Walk a pass whose evaluation of the model at one index raises."""
-    with Session(uses) as session:
-        session.open(model.layers())
-        session.begin_pass(CLOCK)
+    with opened(model, uses) as session:
         for index, level in enumerate(CLOCK.levels):
             session.step(level)
             model.broken = index == broken_at
@@ -176,7 +181,7 @@ def test_an_exception_leaves_the_model_as_it_was(model):
 def test_a_pass_without_an_evaluation_is_no_obstacle(model):
     # DDIM with one step walks no level at all.
     uses = uses_of(model, "<lora:a:0.5>")
-    with Session(uses) as session:
+    with Session(copied(uses)) as session:
         session.open(model.layers())
         session.begin_pass(Clock.from_timesteps([], []))
         session.encode()
@@ -187,7 +192,8 @@ def test_hooks_stand_on_touched_layers_only_and_go(model):
     (use, _), *_ = uses_of(model, "<lora:a:1>")
     session = Session([(use, loaded(model, 1, layers=("unet.second",)))])
     session.open(model.layers())
-    session.open(model.layers())
+    with pytest.raises(RuntimeError, match="rebind"):
+        session.open(model.layers())
     assert (model.hooks(), len(model.second._forward_hooks)) == (1, 1)
     session.close()
     session.close()
@@ -201,34 +207,36 @@ def test_every_method_is_harmless_after_close(model):
     session.close()
     session.step(8.0)
     session.encode()
-    session.rebind(model.layers())
+    session.rebind(uses_of(model, "<lora:a:1>"), model.layers())
     session.disarm()
     assert model.hooks() == 0
     assert torch.equal(model(X), Model()(X))
 
 
 def test_tensors_are_freed_on_close(model):
-    session = Session(uses_of(model, "<lora:a:1>"))
+    uses = uses_of(model, "<lora:a:1>")
+    read = weakref.ref(uses[0][1].layers["unet.first"].tensors["lora_down.weight"])
+    session = Session(uses)
     session.open(model.layers())
     session.begin_pass(CLOCK)
+    gc.collect()
+    assert read() is not None
     session.step(8.0)
     model(X)
-    network = session._uses[0][1].layers["unet.first"]
-    kept = weakref.ref(network.tensors["lora_down.weight"])
-    del network
+    # What was read goes as soon as the product is made of it, whoever holds the uses.
+    assert read() is None
+    strengths = weakref.ref(session._strengths)  # every branch holds it
     session.close()
     gc.collect()
-    assert kept() is None
+    assert strengths() is None
 
 
 def test_rebinding_moves_the_branches(model):
     uses = uses_of(model, "<lora:a:0@0,1@1>")
     other = Model(seed=5)
-    with Session(uses) as session:
-        session.open(model.layers())
-        session.begin_pass(CLOCK)
+    with opened(model, uses) as session:
         session.step(2.0)
-        session.rebind(other.layers())
+        session.rebind(copied(uses), other.layers())
         assert model.hooks() == 0
         session.step(1.0)
         assert distance(other(X), baked(uses, [0.75], seed=5)(X)) <= 1e-12
@@ -243,9 +251,9 @@ def test_layers_that_the_model_lacks_are_named_in_the_log(model, caplog):
 def test_an_embedding_is_left_alone_and_told_once(model):
     uses = uses_of(model, "<lora:x:1>")
     words = nn.Embedding(6, 6)
-    with Session(uses) as session:
+    with Session(copied(uses)) as session:
         session.open({**model.layers(), "te1.words": words})
-        session.rebind({**model.layers(), "te1.words": words})
+        session.rebind(copied(uses), {**model.layers(), "te1.words": words})
         session.begin_pass(CLOCK)
         session.encode()
         assert torch.equal(words(torch.arange(6)), words.weight)
@@ -255,9 +263,7 @@ def test_an_embedding_is_left_alone_and_told_once(model):
 
 def test_the_hires_pass_is_told_apart(model):
     uses = uses_of(model, "<lora:a:0@0,1@1>")
-    with Session(uses) as session:
-        session.open(model.layers())
-        session.begin_pass(CLOCK)
+    with opened(model, uses) as session:
         session.step(0.5)
         session.begin_pass(Clock.from_sigmas([2.0, 1.0, 0.5]), "hires")
         session.step(1.0)
@@ -279,9 +285,7 @@ def with_neg(uses, *strengths):
 
 def stepped(model, uses, rows):
     """Return an open session at sigma 2, the middle of the pass."""
-    session = Session(uses)
-    session.open(model.layers(), model)
-    session.begin_pass(CLOCK)
+    session = opened(model, uses, model)
     session.step(2.0, rows)
     return session
 
@@ -385,18 +389,17 @@ def test_rows_that_fit_no_prompt_have_the_strength_of_the_first_and_are_told_onc
 
 def test_rows_are_told_apart_without_the_unet_where_it_is_called_once(model):
     uses = with_neg(uses_of(model, RAMP), -0.5)
-    with Session(uses) as session:
-        session.open(model.layers())
-        session.begin_pass(CLOCK)
+    with opened(model, uses) as session:
         session.step(2.0, [COND, UNCOND])
         assert distance(model(X), rows_of(uses, X, [(0.5,), (-0.5,)])) <= 1e-12
 
 
 def test_the_hook_on_the_unet_goes_as_well(model):
-    session = stepped(model, uses_of(model, RAMP), [COND])
+    uses = uses_of(model, RAMP)
+    session = stepped(model, uses, [COND])
     assert model.hooks() == 4  # three layers and the model
     other = Model(seed=5)
-    session.rebind(other.layers(), other)
+    session.rebind(copied(uses), other.layers(), other)
     assert (model.hooks(), other.hooks()) == (0, 4)
     session.close()
     assert other.hooks() == 0

@@ -199,11 +199,11 @@ def test_a_live_step_creates_no_tensor_of_the_weights_size(variant, layer):
     strengths.set([0.7])
     x = torch.randn(size, dtype=torch.float64)
     y = module(x)
-    branch.added(module, x, y)  # the first step brings the tensors to the device and the dtype
+    branch.add(module, x, y)  # the first step brings the tensors to the device and the dtype
     with Recorder() as live:
         for strength in (0.2, 0.9):
             strengths.set([strength])
-            branch.added(module, x, y)
+            branch.add(module, x, y)
     assert live.results
     assert max(size for _, size in live.results) < module.weight.numel()
     # The control: the recorder sees the weight that a merge makes.
