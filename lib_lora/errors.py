@@ -22,6 +22,10 @@ class UsageError(LoraError):
     """A command, a configuration or a prompt asks for something that is not accepted."""
 
 
+class NoSpaceError(LoraError):
+    """A disk has no room for what was to be written; what was there before is unharmed."""
+
+
 class ConfigError(UsageError):
     """A configuration has one or more problems; `problems` lists all of them as (field, sentence)."""
 

@@ -69,7 +69,8 @@ def run(args: argparse.Namespace) -> int:
     again = f"python3 loom.py train --resume {training.folder}"
     if state.status in ("stopped", "paused"):
         step = state.result["step"]
-        sys.stderr.write(f"{state.status.capitalize()} after step {step}; go on with: {again}\n")
+        said = state.message or f"{state.status.capitalize()} after step {step}."
+        sys.stderr.write(f"{said}\nGo on with: {again}\n")
         return STOPPED
     if state.status == "dead":
         raise LoraError(f"{state.message}\nGo on with: {again}")

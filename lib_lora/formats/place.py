@@ -6,32 +6,56 @@ the file as it was before, and a partial file beside it that nobody reads.
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+from lib_lora.errors import NoSpaceError
+
 PARTIAL = ".partial"
+SPARE_BYTES = 16 << 20
+FULL = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))
+"""What a system says when a disk, or one's share of it, is full."""
 REFUSED_WHILE_READ = os.name == "nt"
 TRIES, RETRY_SECONDS = 50, 0.1
 
 
 @contextmanager
 def new_file(file: Path) -> Iterator[BinaryIO]:
-    """Open a file in the making; it has its name when the block ends, and is gone when the block raises."""
+    """Open a file in the making; it has its name when the block ends, and is gone when the block raises.
+
+    Raises NoSpaceError when the disk is full.
+    """
     partial = file.with_name(f".{file.name}.{secrets.token_hex(4)}{PARTIAL}")
-    out = open_new(partial)
     try:
-        with out:
+        with open_new(partial) as out:
             yield out
             out.flush()
             os.fsync(out.fileno())
         put_in_place(partial, file)
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        raise NoSpaceError(
+            f"The disk of {file.parent} is full: {file.name} could not be written."
+        ) from error
     finally:
         partial.unlink(missing_ok=True)
+
+
+def check_space(folder: Path, needed: int) -> None:
+    """Raise NoSpaceError when a folder's disk has less than `needed` bytes and a little to spare."""
+    free = shutil.disk_usage(folder).free
+    if free < needed + SPARE_BYTES:
+        raise NoSpaceError(
+            f"{folder} has {free / 1e6:.0f} MB free and {(needed + SPARE_BYTES) / 1e6:.0f} MB are needed."
+        )
 
 
 def open_new(partial: Path) -> BinaryIO:

@@ -14,7 +14,6 @@ nowhere.
 
 from __future__ import annotations
 
-import errno
 import json
 import secrets
 import threading
@@ -24,13 +23,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lib_lora.formats.place import new_file
+from lib_lora.formats.place import FULL, new_file
 
 VERSION = 1
 BEAT_SECONDS = 5.0
 TAIL_BYTES = 1 << 16
 MOST_UNWRITTEN = 1 << 20
-FULL = (errno.ENOSPC, errno.EDQUOT) if hasattr(errno, "EDQUOT") else (errno.ENOSPC,)
 
 COMMANDS = ("stop", "pause", "save")
 

@@ -121,6 +121,7 @@ def train(
     result = train_network(asked, folder.path, date, reporter)
     validations = {str(step): loss for step, loss in result.validations.items()}
     told = {"step": result.step, "validation": validations}
+    told["message"] = result.message
     return result.ending, {**told, "file": result.file and str(result.file)}
 
 

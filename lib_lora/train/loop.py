@@ -52,6 +52,14 @@ class Watcher(Protocol):
         """Hear that the network was written as it is after so many steps."""
         ...
 
+    def sample(self, file: str, step: int, prompt: str, seed: int) -> None:
+        """Hear that a picture was made with the network as it is after so many steps."""
+        ...
+
+    def disk(self, needed: int, free: int) -> None:
+        """Hear how many bytes will still be written into the run's folder, and how many its disk has free."""
+        ...
+
     def note(self, sentence: str) -> None:
         """Hear a sentence for the person."""
         ...

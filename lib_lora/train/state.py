@@ -1,18 +1,14 @@
-"""What a training leaves on disk: the state it resumes from, and the network files."""
+"""What a training leaves on disk to resume from."""
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from torch import Tensor
 
-from lib_lora.errors import LoraError
 from lib_lora.formats.stream import TensorReader, write_tensors
-
-SPARE_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +47,9 @@ def read_state(folder: Path) -> State | None:
     return State(int(told["step"]), tensors, validations)
 
 
-def check_space(folder: Path, needed: int) -> None:
-    """Raise LoraError when a folder's disk has less than `needed` bytes and a little to spare."""
-    free = shutil.disk_usage(folder).free
-    if free < needed + SPARE_BYTES:
-        raise LoraError(
-            f"{folder} has {free / 1e6:.0f} MB free and {(needed + SPARE_BYTES) / 1e6:.0f} MB are needed."
-        )
+def kept_step(folder: Path) -> int:
+    """Return the step of the newest state, 0 when there is none."""
+    return int(_files(folder)[-1].stem) if _files(folder) else 0
 
 
 def _files(folder: Path) -> list[Path]:

@@ -12,22 +12,20 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from lib_lora.errors import LoraError, UsageError
+from lib_lora.errors import NoSpaceError, UsageError
 from lib_lora.formats.checkpoint import Checkpoint, open_checkpoint
 from lib_lora.formats.metadata import TrainedFacts, base_facts, trained_metadata
-from lib_lora.formats.network_file import write_network
-from lib_lora.networks.dora import MAGNITUDE
 from lib_lora.train.attach import Attached, attach, selected_layers
 from lib_lora.train.base_model import live_modules, load_base_model
 from lib_lora.train.cache import Captions, Latents, encode_captions, encode_pictures, tokenize
 from lib_lora.train.config import NetworkConfig, TrainConfig
 from lib_lora.train.dataset import Picture, find_pictures
+from lib_lora.train.disk import Disk
 from lib_lora.train.loop import Ending, Loop, Material, Watcher
 from lib_lora.train.optim import Optimizer, flatten
-from lib_lora.train.state import State, check_space, read_state, write_state
+from lib_lora.train.state import State, read_state
 
 COMPUTE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-SAVED_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 NAMED_PROBLEMS = 10
 LYCORIS_MODULE = "lycoris.kohya"
 LYCORIS_ALGORITHMS = {"lora": "locon", "oft": "diag-oft"}  # where it does not call a type as we do
@@ -35,12 +33,14 @@ LYCORIS_ALGORITHMS = {"lora": "locon", "oft": "diag-oft"}  # where it does not c
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """How a training ended: the network file when it is done, the steps taken, and the validation losses by step."""
+    """How a training ended: the network file when it is done, the steps taken, the validation losses by step, and why if it did not
+    end as it was asked to."""
 
     ending: Ending
     step: int
     file: Path | None
     validations: Mapping[int, float]
+    message: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,65 +57,6 @@ class Left(Exception):  # noqa: N818 - an ending, not an error
 
     def __init__(self, ending: Ending) -> None:
         self.ending = ending
-
-
-class Disk:
-    """The files of one training; the loop's `Keeper`."""
-
-    def __init__(
-        self,
-        config: TrainConfig,
-        folder: Path,
-        checkpoint: Checkpoint,
-        attached: Attached,
-        loop: Loop,
-        metadata: Callable[[int], dict[str, str]],
-    ) -> None:
-        self._config, self._folder, self._checkpoint = config, folder, checkpoint
-        self._attached, self._loop, self._metadata = attached, loop, metadata
-
-    def prepare(self) -> None:
-        """Make the folders; raises LoraError when they cannot hold what the run will write."""
-        saves, out = self._folder / "saves", self._config.saving.out.parent
-        for folder in (saves, out):
-            folder.mkdir(parents=True, exist_ok=True)
-        # A new state is whole before the old one goes, and it holds three numbers for each of the network's.
-        check_space(self._folder, 7 * self._bytes())
-        check_space(out, self._bytes())
-
-    def state(self, step: int) -> None:
-        """Write the state after `step` steps; the loop's `Keeper`."""
-        check_space(self._folder, 3 * self._bytes())
-        tensors = self._loop.optimizer.state()
-        write_state(self._folder / "state", State(step, tensors, self._loop.validations))
-
-    def network(self, step: int) -> str:
-        """Write the network into the run's saves and return the file; the loop's `Keeper`."""
-        file = self._folder / "saves" / f"{self._config.saving.out.stem}-{step:06d}.safetensors"
-        self.write(file, step)
-        return str(file)
-
-    def write(self, file: Path, step: int) -> None:
-        """Write the network as it is; raises LoraError when the precision of the file cannot hold it."""
-        check_space(file.parent, self._bytes())
-        dtype = SAVED_DTYPES[self._config.saving.dtype]
-        # A rounded magnitude would move the base's own weights, and it is one number for a whole row.
-        rounded = self._attached.type.trainable - {MAGNITUDE}
-        tensors = {
-            id_: {s: t.detach().to(dtype) if s in rounded else t.detach() for s, t in parts.items()}
-            for id_, parts in self._attached.tensors.items()
-        }
-        for id_, parts in tensors.items():
-            if not all(bool(tensor.isfinite().all()) for tensor in parts.values()):
-                raise LoraError(
-                    f"{id_} has values that {self._config.saving.dtype} cannot hold; save in fp32."
-                )
-        family = self._checkpoint.family
-        dialect, layers = self._config.saving.dialect, self._checkpoint.layers
-        write_network(file, tensors, layers, family.components, dialect, self._metadata(step))
-
-    def _bytes(self) -> int:
-        return 4 * sum(group.flat.numel() for group in self._loop.optimizer.groups)
 
 
 def train(config: TrainConfig, folder: Path, created: datetime | None, watcher: Watcher) -> Result:
@@ -140,15 +81,20 @@ def train(config: TrainConfig, folder: Path, created: datetime | None, watcher: 
         loop.resume(state.step, state.tensors, state.validations)
     metadata = _metadata(config, checkpoint, prepared.pictures, created)
     disk = Disk(config, folder, checkpoint, attached, loop, metadata)
-    disk.prepare()
+    disk.prepare(watcher)
     watcher.stage("training", state.step, config.schedule.steps)
-    ending = loop.run(watcher, disk)
-    if ending != "done":
-        return Result(ending, loop.done, None, loop.validations)
-    watcher.stage("saving")
-    disk.write(config.saving.out, loop.done)
-    watcher.saved(str(config.saving.out), loop.done)
-    return Result(ending, loop.done, config.saving.out, loop.validations)
+    try:
+        ending = loop.run(watcher, disk)
+        if ending == "done":
+            watcher.stage("saving")
+            disk.write(config.saving.out, loop.done)
+            watcher.saved(str(config.saving.out), loop.done)
+    except NoSpaceError as error:
+        kept = disk.retreat()
+        message = f"{error} Paused after step {kept}: make room, then resume."
+        return Result("paused", kept, None, loop.validations, message)
+    file = config.saving.out if ending == "done" else None
+    return Result(ending, loop.done, file, loop.validations)
 
 
 def pick_device(asked: str) -> torch.device:

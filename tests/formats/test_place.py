@@ -1,11 +1,13 @@
 """Files get their name whole or not at all."""
 
 import os
+from pathlib import Path
 
 import pytest
 
+from lib_lora.errors import NoSpaceError
 from lib_lora.formats import place
-from lib_lora.formats.place import new_file, put_in_place, remove_partial
+from lib_lora.formats.place import check_space, new_file, put_in_place, remove_partial
 
 
 def test_a_file_has_its_name_when_it_is_whole(tmp_path):
@@ -73,3 +75,29 @@ def test_what_a_killed_writer_left_is_removed_and_nothing_else(tmp_path):
     ]
     remove_partial(tmp_path)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.bin", "x.partial"]
+
+
+def test_a_disk_that_is_too_full_is_told_with_both_numbers(tmp_path):
+    check_space(tmp_path, 1)
+    with pytest.raises(NoSpaceError, match=r"MB free and \d+ MB are needed"):
+        check_space(tmp_path, 1 << 60)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a file that is always full")
+def test_a_disk_that_fills_up_leaves_the_old_file(tmp_path, monkeypatch):
+    def open_full(partial):
+        partial.touch()
+        return Path("/dev/full").open("wb")
+
+    file = tmp_path / "a.bin"
+    file.write_bytes(b"old")
+    monkeypatch.setattr(place, "open_new", open_full)
+
+    def write():
+        with new_file(file) as out:
+            out.write(b"new")
+
+    with pytest.raises(NoSpaceError, match=r"a\.bin could not be written"):
+        write()
+    assert file.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [file]

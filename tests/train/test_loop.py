@@ -37,6 +37,9 @@ class Teller:
     def note(self, sentence):
         pass
 
+    def disk(self, needed, free):
+        self.needed, self.free = needed, free
+
     def asked(self):
         return self.asks.get(self.steps[-1][0])
 

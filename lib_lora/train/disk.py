@@ -1,0 +1,107 @@
+"""The files of one training: states, saves and the finished network, and the room on the disk that they need."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from lib_lora.errors import LoraError, NoSpaceError
+from lib_lora.formats.checkpoint import Checkpoint
+from lib_lora.formats.network_file import write_network
+from lib_lora.formats.place import check_space, remove_partial
+from lib_lora.networks.dora import MAGNITUDE
+from lib_lora.train.attach import Attached
+from lib_lora.train.config import TrainConfig
+from lib_lora.train.loop import Loop, Watcher
+from lib_lora.train.state import State, kept_step, write_state
+
+SAVED_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+class Disk:
+    """The files of one training; the loop's `Keeper`."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        folder: Path,
+        checkpoint: Checkpoint,
+        attached: Attached,
+        loop: Loop,
+        metadata: Callable[[int], dict[str, str]],
+    ) -> None:
+        self._config, self._folder, self._checkpoint = config, folder, checkpoint
+        self._attached, self._loop, self._metadata = attached, loop, metadata
+
+    def prepare(self, watcher: Watcher) -> None:
+        """Make the folders, without what a killed writer left; raises NoSpaceError when they cannot hold what will be written."""
+        saves, out = self._folder / "saves", self._config.saving.out.parent
+        for folder in (saves, self._folder / "state", out):
+            folder.mkdir(parents=True, exist_ok=True)
+        for folder in (saves, self._folder / "state"):
+            remove_partial(folder)
+        remove_partial(out, self._config.saving.out.name)
+        network = self._network_bytes()
+        # A new state is whole before the old one goes, which a resumed run has already.
+        states = 1 if self._loop.done else 2
+        needed = states * self._state_bytes() + self._saves_left() * network
+        if out.stat().st_dev == self._folder.stat().st_dev:
+            needed += network
+        watcher.disk(needed, shutil.disk_usage(self._folder).free)
+        check_space(self._folder, needed)
+        check_space(out, network)
+
+    def retreat(self) -> int:
+        """Write the state if it still fits, and return the step that a resumed run goes on from."""
+        with contextlib.suppress(NoSpaceError):
+            self.state(self._loop.done)
+        return kept_step(self._folder / "state")
+
+    def state(self, step: int) -> None:
+        """Write the state after `step` steps; the loop's `Keeper`."""
+        check_space(self._folder, self._state_bytes())
+        tensors = self._loop.optimizer.state()
+        write_state(self._folder / "state", State(step, tensors, self._loop.validations))
+
+    def network(self, step: int) -> str:
+        """Write the network into the run's saves and return the file; the loop's `Keeper`."""
+        file = self._folder / "saves" / f"{self._config.saving.out.stem}-{step:06d}.safetensors"
+        self.write(file, step)
+        return str(file)
+
+    def write(self, file: Path, step: int) -> None:
+        """Write the network as it is; raises LoraError when the precision of the file cannot hold it, NoSpaceError when the disk
+        cannot."""
+        check_space(file.parent, self._network_bytes())
+        dtype = SAVED_DTYPES[self._config.saving.dtype]
+        # A rounded magnitude would move the base's own weights, and it is one number for a whole row.
+        rounded = self._attached.type.trainable - {MAGNITUDE}
+        tensors = {
+            id_: {s: t.detach().to(dtype) if s in rounded else t.detach() for s, t in parts.items()}
+            for id_, parts in self._attached.tensors.items()
+        }
+        for id_, parts in tensors.items():
+            if not all(bool(tensor.isfinite().all()) for tensor in parts.values()):
+                raise LoraError(
+                    f"{id_} has values that {self._config.saving.dtype} cannot hold; save in fp32."
+                )
+        family = self._checkpoint.family
+        dialect, layers = self._config.saving.dialect, self._checkpoint.layers
+        write_network(file, tensors, layers, family.components, dialect, self._metadata(step))
+
+    def _state_bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self._loop.optimizer.state().values())
+
+    def _network_bytes(self) -> int:
+        itemsize = SAVED_DTYPES[self._config.saving.dtype].itemsize
+        return itemsize * sum(
+            t.numel() for parts in self._attached.tensors.values() for t in parts.values()
+        )
+
+    def _saves_left(self) -> int:
+        every, steps = self._config.saving.every, self._config.schedule.steps
+        return (steps - 1) // every - self._loop.done // every if every else 0

@@ -1,0 +1,144 @@
+"""Room on the disk: told before the first step, and when it is gone the training pauses on what it has and goes on from there."""
+
+import contextlib
+
+import pytest
+
+from lib_lora.errors import NoSpaceError
+from lib_lora.formats import place
+from lib_lora.train import disk, training
+from tests.train.asked import asked_config
+from tests.train.pictures import make_pictures
+from tests.train.test_training import Noter
+
+STEPS = 6
+
+
+@pytest.fixture(scope="module")
+def asked(tiny_file, tmp_path_factory):
+    """Make a training that saves at every second step and keeps states in between."""
+    pictures = make_pictures(tmp_path_factory.mktemp("pictures"), count=2)
+
+    def make(folder):
+        sections = {
+            "schedule": {"steps": STEPS, "batch": 1},
+            "network": {"rank": 2, "alpha": 1.0},
+            "loss": {"validation_draws": 2},
+            "saving": {"every": 2, "state_every": 3, "dtype": "fp32"},
+        }
+        return asked_config(tiny_file, pictures, folder / "lora.safetensors", **sections)
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def whole(asked, tmp_path_factory):
+    """What the training leaves when nothing goes wrong: name -> bytes."""
+    folder = tmp_path_factory.mktemp("whole")
+    watcher = Noter()
+    result = training.train(asked(folder), folder, None, watcher)
+    assert result.ending == "done"
+    return watcher, {f.name: f.read_bytes() for f in folder.rglob("*.safetensors")}
+
+
+def test_what_will_be_written_is_told_and_is_what_is_written(whole):
+    watcher, files = whole
+    network = len(files["lora.safetensors"])
+    state = next(len(data) for name, data in files.items() if name.startswith("0000003"))
+    # Two states, the saves after steps 2 and 4, and the file itself; headers and metadata are not counted.
+    assert watcher.needed == pytest.approx(2 * state + 3 * network, rel=0.25)
+    assert watcher.needed < 2 * state + 3 * network
+    assert watcher.free > watcher.needed
+
+
+def test_a_disk_without_room_is_told_before_the_first_step(asked, tmp_path, monkeypatch):
+    def refuse(folder, needed):
+        raise NoSpaceError("No room.")
+
+    monkeypatch.setattr(disk, "check_space", refuse)
+    watcher = Noter()
+    with pytest.raises(NoSpaceError):
+        training.train(asked(tmp_path), tmp_path, None, watcher)
+    assert watcher.steps == []
+
+
+class FullAfter:
+    """Lets so many files through and then has no room, whatever is freed meanwhile; counts what was asked of it."""
+
+    def __init__(self, files):
+        self.left, self.asked = files, 0
+        self.open_new = place.open_new
+
+    def __call__(self, partial):
+        self.asked += 1
+        if self.asked > self.left:
+            partial.touch()
+            raise OSError(28, "No space left on device")
+        return self.open_new(partial)
+
+
+def test_a_disk_that_fills_up_at_any_file_pauses_and_the_rest_is_the_same(
+    asked, whole, tmp_path, monkeypatch
+):
+    _, files = whole
+    # Saves after 2 and 4, a state after 3, and the file itself.
+    for through in range(4):
+        folder = tmp_path / str(through)
+        folder.mkdir()
+        full = FullAfter(through)
+        with monkeypatch.context() as patch:
+            patch.setattr(place, "open_new", full)
+            paused = training.train(asked(folder), folder, None, Noter())
+        assert full.asked == through + 2, "a state was tried after what did not fit"
+        assert paused.ending == "paused"
+        assert "could not be written" in paused.message
+        assert f"Paused after step {paused.step}" in paused.message
+        assert paused.step == (3 if through >= 2 else 0)
+        assert list(folder.rglob("*.partial")) == []
+        for file in folder.rglob("*.safetensors"):
+            assert file.read_bytes() == files[file.name]
+        result = training.train(asked(folder), folder, None, Noter())
+        assert result.ending == "done"
+        assert result.file.read_bytes() == files["lora.safetensors"]
+
+
+def test_a_state_that_still_fits_is_kept_when_a_save_does_not(asked, whole, tmp_path, monkeypatch):
+    _, files = whole
+    real = disk.write_network
+
+    def too_big(file, *rest):
+        if file.name == "lora.safetensors":
+            raise NoSpaceError("No room for the network.")
+        real(file, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "write_network", too_big)
+        paused = training.train(asked(tmp_path), tmp_path, None, Noter())
+    assert (paused.ending, paused.step) == ("paused", STEPS)
+    watcher = Noter()
+    assert training.train(asked(tmp_path), tmp_path, None, watcher).ending == "done"
+    assert watcher.steps == []
+    assert (tmp_path / "lora.safetensors").read_bytes() == files["lora.safetensors"]
+
+
+def test_what_a_killed_writer_left_is_gone_when_the_next_one_begins(asked, tmp_path):
+    left = [
+        tmp_path / "saves" / ".lora-000002.safetensors.ab12.partial",
+        tmp_path / "state" / ".0000003.safetensors.ab12.partial",
+        tmp_path / ".lora.safetensors.ab12.partial",
+    ]
+    other = tmp_path / ".another.safetensors.ab12.partial"
+    for file in (*left, other):
+        file.parent.mkdir(exist_ok=True)
+        file.write_bytes(b"half")
+    with contextlib.suppress(KeyboardInterrupt):
+        training.train(asked(tmp_path), tmp_path, None, StopsAtOnce())
+    assert not any(file.exists() for file in left)
+    assert other.exists()
+
+
+class StopsAtOnce(Noter):
+    """Ends the training by force when the first step is done."""
+
+    def step(self, *told):
+        raise KeyboardInterrupt
