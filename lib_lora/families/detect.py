@@ -16,7 +16,7 @@ from lib_lora.families.sd1 import SD1, SD1_INPAINTING, SD1_UNWRAPPED, UNET
 from lib_lora.families.sd2 import SD2, SD2_EPSILON
 from lib_lora.families.sd3 import SD3, SD35_LARGE, SD35_MEDIUM
 from lib_lora.families.sdxl import SDXL, SDXL_REFINER
-from lib_lora.families.table import Component, Family, Objective, Shapes
+from lib_lora.families.table import Component, Family, ObjectiveName, Shapes
 
 FAMILIES: tuple[Family, ...] = (
     *(SD1, SD1_INPAINTING, SD1_UNWRAPPED),
@@ -32,14 +32,14 @@ VERSION, ARCHITECTURE = "ss_base_model_version", "modelspec.architecture"
 # A tensor without elements by which a checkpoint says that it predicts v, as ComfyUI and Forge read it.
 V_MARKER = "v_pred"
 PREDICTION_KEYS = ("modelspec.prediction_type", "modelspec.predict_key")
-PREDICTIONS: dict[str, Objective] = {
+PREDICTIONS: dict[str, ObjectiveName] = {
     "v": "v",
     "v_prediction": "v",
     "epsilon": "epsilon",
     "eps": "epsilon",
 }
 """Values of `PREDICTION_KEYS`."""
-PREDICTION_ENDINGS: tuple[tuple[str, str, Objective], ...] = (
+PREDICTION_ENDINGS: tuple[tuple[str, str, ObjectiveName], ...] = (
     (ARCHITECTURE, "-v2-768-v", "v"),
     (ARCHITECTURE, "-v2-512", "epsilon"),
     (VERSION, "sd_v2_v", "v"),
@@ -61,7 +61,7 @@ def detect_family(shapes: Shapes, metadata: Metadata | None = None) -> Family:
     return next(exact, replace(fitting[0], objective=objective))
 
 
-def told_objective(shapes: Shapes, metadata: Metadata) -> Objective | None:
+def told_objective(shapes: Shapes, metadata: Metadata) -> ObjectiveName | None:
     """Return what a checkpoint says that its denoiser predicts, "v" or "epsilon"; `None` when it does not say.
 
     A marker key comes first, then ModelSpec's prediction type, then the names of architectures and versions that imply one.

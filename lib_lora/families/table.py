@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 Shapes = Mapping[str, tuple[int, ...]]
 """Checkpoint key -> shape, as a header tells it."""
 
-Objective = Literal["epsilon", "v", "flow"]
+ObjectiveName = Literal["epsilon", "v", "flow"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +188,7 @@ class Family:
     signature: Signature
     components: tuple[Component, ...]
     latent: Latent
-    objective: Objective
+    objective: ObjectiveName
     trained_by_default: tuple[str, ...]
     architecture: str
     kohya_version: str

@@ -1,4 +1,4 @@
-"""Writing a model's diffusers state dicts as one checkpoint in the original layout.
+"""A layer's tensor in the original layout, and writing a model's diffusers state dicts as one checkpoint in it.
 
 The schedule's buffers that CompVis' LDM registers are written too, so that the key set is that of the released files. They follow
 from the noise schedule: Ho et al., 2020, "Denoising Diffusion Probabilistic Models", equations 4 to 7.
@@ -21,6 +21,24 @@ POSITIONS = "text_model.embeddings.position_embedding.weight"
 
 States = Mapping[str, Mapping[str, Tensor]]
 """Component name ("unet", "te1", "vae") -> diffusers key -> tensor."""
+
+
+def layer_view(stored: Tensor, part: Part) -> Tensor:
+    """Return the part of a checkpoint tensor that is one layer's, in the layer's shape; writing to it writes to `stored`.
+
+    `swap_halves` is not undone, since no view can: see `swapped`.
+    """
+    if part.pointwise:
+        stored = stored[..., 0, 0]
+    if part.transpose:
+        stored = stored.t()
+    rows = stored.shape[0] // part.of
+    return stored.narrow(0, part.index * rows, rows)
+
+
+def swapped(tensor: Tensor, part: Part) -> Tensor:
+    """Exchange the halves of dimension 0 where the part says so; its own inverse."""
+    return tensor.roll(tensor.shape[0] // 2, 0) if part.swap_halves else tensor
 
 
 def to_original(states: States, family: Family = SD1) -> dict[str, Tensor]:

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from lib_lora.errors import LoraError, UsageError
-from lib_lora.families.table import Layer, Part
+from lib_lora.families.table import Layer
 from lib_lora.formats.file_name import fits_every_system
 from lib_lora.formats.hashes import file_sha256
+from lib_lora.formats.original import layer_view, swapped
 from lib_lora.formats.stream import TensorReader, TensorWriter
 from lib_lora.merge.live import compose_in_turn
 from lib_lora.merge.plan import MergePlan
@@ -100,24 +101,6 @@ def is_among(out: Path, inputs: Sequence[Path]) -> bool:
     folders = (path for path in inputs if path.is_dir())
     files = [*inputs, *(file for folder in folders for file in folder.rglob("*"))]
     return any(file.exists() and out.samefile(file) for file in files)
-
-
-def layer_view(stored: Tensor, part: Part) -> Tensor:
-    """Return the part of a checkpoint tensor that is one layer's, in the layer's shape; writing to it writes to `stored`.
-
-    `swap_halves` is not undone, since no view can: see `swapped`.
-    """
-    if part.pointwise:
-        stored = stored[..., 0, 0]
-    if part.transpose:
-        stored = stored.t()
-    rows = stored.shape[0] // part.of
-    return stored.narrow(0, part.index * rows, rows)
-
-
-def swapped(tensor: Tensor, part: Part) -> Tensor:
-    """Exchange the halves of dimension 0 where the part says so; its own inverse."""
-    return tensor.roll(tensor.shape[0] // 2, 0) if part.swap_halves else tensor
 
 
 def _merged(plan: MergePlan, reader: TensorReader, key: str, rounding: Rounding) -> Tensor:

@@ -14,9 +14,9 @@ from transformers import CLIPTextModel, CLIPTokenizer
 
 from lib_lora.errors import FileFormatError, LoraError
 from lib_lora.families.table import Latent
-from lib_lora.train.buckets import Buckets
+from lib_lora.train.buckets import Buckets, Fit, Size
 from lib_lora.train.dataset import Dataset, Picture, Problem
-from lib_lora.train.pixels import load_picture
+from lib_lora.train.pixels import Loaded, load_picture
 
 PIXELS_AT_ONCE = 512 * 512
 CAPTIONS_AT_ONCE = 16
@@ -24,11 +24,19 @@ CAPTIONS_AT_ONCE = 16
 
 @dataclass(frozen=True, slots=True)
 class Latents:
-    """The pictures that could be read, their latents (pictures, channels, height, width), and what was left out."""
+    """The pictures that could be read, how each came to its bucket, its latents (channels, height, width), and what was left out."""
 
     pictures: tuple[Picture, ...]
-    values: Tensor
+    fits: tuple[Fit, ...]
+    values: tuple[Tensor, ...]
     problems: tuple[Problem, ...]
+
+    def buckets(self) -> list[Tensor]:
+        """Return the rows of one epoch, repeats included, apart by size."""
+        rows: dict[Size, list[int]] = {}
+        for row, (picture, fit) in enumerate(zip(self.pictures, self.fits, strict=True)):
+            rows.setdefault(fit.bucket, []).extend([row] * picture.repeats)
+        return [torch.tensor(rows[size]) for size in sorted(rows)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,32 +53,48 @@ class Captions:
 
 @torch.no_grad()
 def encode_pictures(
-    vae: AutoencoderKL, latent: Latent, dataset: Dataset, size: int, progress: Callable[[int], None]
+    vae: AutoencoderKL,
+    latent: Latent,
+    dataset: Dataset,
+    buckets: Buckets,
+    progress: Callable[[int], None],
 ) -> Latents:
     """Encode each picture to the mean of its latent distribution, on the encoder's device.
 
     The values stay there, in the encoder's dtype. progress: called with the number of pictures done. Raises LoraError when not one
     picture can be read, and when a picture's latents are not finite.
     """
-    weight = next(vae.parameters())
-    batch = max(1, PIXELS_AT_ONCE // size**2)
-    kept, problems, parts = [], list(dataset.problems), []
+    batch = max(1, PIXELS_AT_ONCE // buckets.size**2)
+    kept, fits, values, problems = [], [], [], list(dataset.problems)
     for start in range(0, len(dataset.pictures), batch):
-        squares = []
+        loaded = []
         for picture in dataset.pictures[start : start + batch]:
             try:
-                squares.append(_pixels(load_picture(picture.file, Buckets(size, step=0)).image))
+                loaded.append(load_picture(picture.file, buckets))
                 kept.append(picture)
             except FileFormatError as error:
                 problems.append(Problem(picture.file, str(error)))
-        if squares:
-            pixels = torch.stack(squares).to(weight) / 127.5 - 1.0
-            mean = vae.encode(pixels).latent_dist.mean
-            parts.append((mean - latent.shift) * latent.scale)
+        values += _encode(vae, latent, loaded)
+        fits += [each.fit for each in loaded]
         progress(min(start + batch, len(dataset.pictures)))
     if not kept:
         raise LoraError(f"No picture can be read. {' '.join(f'{each}.' for each in problems[:5])}")
-    return Latents(tuple(kept), _checked(torch.cat(parts), kept), tuple(problems))
+    _check(values, kept)
+    return Latents(tuple(kept), tuple(fits), tuple(values), tuple(problems))
+
+
+def _encode(vae: AutoencoderKL, latent: Latent, loaded: Sequence[Loaded]) -> list[Tensor]:
+    """Return the latents of pictures, those of one size at once."""
+    places: dict[Size, list[int]] = {}
+    for n, each in enumerate(loaded):
+        places.setdefault(each.fit.bucket, []).append(n)
+    found: dict[int, Tensor] = {}
+    for same in places.values():
+        pixels = torch.stack([_pixels(loaded[n].image) for n in same])
+        weight = next(vae.parameters())
+        mean = vae.encode(pixels.to(weight) / 127.5 - 1.0).latent_dist.mean
+        found |= dict(zip(same, (mean - latent.shift) * latent.scale, strict=True))
+    return [found[n] for n in range(len(loaded))]
 
 
 def tokenize(tokenizer: CLIPTokenizer, texts: Sequence[str]) -> Captions:
@@ -99,11 +123,10 @@ def _pixels(image: Image.Image) -> Tensor:
     return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
 
 
-def _checked(values: Tensor, pictures: Sequence[Picture]) -> Tensor:
-    finite = values.isfinite().flatten(1).all(1).tolist()
-    broken = [picture.file.name for picture, fine in zip(pictures, finite, strict=True) if not fine]
+def _check(values: Sequence[Tensor], pictures: Sequence[Picture]) -> None:
+    pairs = zip(pictures, values, strict=True)
+    broken = [picture.file.name for picture, value in pairs if not bool(value.isfinite().all())]
     if broken:
         raise LoraError(
             f"The encoder gave values that are not finite for {', '.join(broken[:5])}: compute in fp32, or use another VAE."
         )
-    return values

@@ -34,6 +34,28 @@ class ModelConfig:
             "A diffusers configuration folder. Left empty: the sidecar beside the checkpoint, else the numbers of the family.",
         ),
     )
+    vae: Path | None = field(
+        default=None,
+        metadata=about(
+            "VAE", "A VAE file to encode the pictures with. Left empty: that of the checkpoint."
+        ),
+    )
+    prediction: str = field(
+        default="auto",
+        metadata=about(
+            "Prediction",
+            "What the model predicts; auto takes what the sidecar or the checkpoint says, else what it seems to do.",
+            choices=("auto", "epsilon", "v"),
+        ),
+    )
+    clip_skip: int = field(
+        default=1,
+        metadata=about(
+            "Clip skip",
+            "Which layer of the text encoder is read, counted from the last, as in the WebUI; Stable Diffusion 1 alone.",
+            (1, 12),
+        ),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +70,24 @@ class DataConfig:
     )
     size: int = field(
         default=512,
-        metadata=about("Size", "Width and height in pixels; divisible by 8.", (64, 2048)),
+        metadata=about(
+            "Size", "Width and height of a square picture in pixels; divisible by 8.", (64, 2048)
+        ),
+    )
+    bucket_step: int = field(
+        default=64,
+        metadata=about(
+            "Bucket step",
+            "Pictures keep their shape as far as sides divisible by this and the area of the square allow; 0 cuts all to squares.",
+            (0, 512),
+        ),
+    )
+    upscale: bool = field(
+        default=True,
+        metadata=about(
+            "Enlarge small pictures",
+            "Bring pictures with fewer pixels than the square to its area; else they are trained at their own size.",
+        ),
     )
     caption: str = field(
         default="", metadata=about("Caption", "The caption of pictures that have no .txt file.")
@@ -202,7 +241,24 @@ class LossConfig:
     min_snr_gamma: float = field(
         default=5.0,
         metadata=about(
-            "Min-SNR gamma", "Weight min(SNR, gamma) / SNR per sample; 0 is off.", (0.0, 100.0)
+            "Min-SNR gamma",
+            "Weight min(SNR, gamma) / SNR per sample, with SNR + 1 below where v is predicted; 0 is off. Flows are not weighted.",
+            (0.0, 100.0),
+        ),
+    )
+    noise_offset: float = field(
+        default=0.0,
+        metadata=about(
+            "Noise offset",
+            "Size of what is added to the noise of whole channels, for darker and brighter pictures; 0 is off.",
+            (0.0, 1.0),
+        ),
+    )
+    zero_terminal_snr: bool = field(
+        default=False,
+        metadata=about(
+            "Zero terminal SNR",
+            "Rescale the noise schedule so that its last step is noise alone; for models that predict v and were trained so.",
         ),
     )
     validation_draws: int = field(
@@ -388,11 +444,17 @@ def with_settings(
 
 def _cross_problems(sections: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str]]:
     """Find what is wrong between fields; a field that is wrong by itself is `None` and says so already."""
-    size, saving = sections["data"]["size"], sections["saving"]
+    size, step = (sections["data"][name] for name in ("size", "bucket_step"))
+    saving = sections["saving"]
     out, network, schedule = saving["out"], sections["network"], sections["schedule"]
     steps, warmup = schedule["steps"], schedule["warmup"]
     checks = (
         ("data.size", size is not None and size % 8 != 0, f"Must be divisible by 8; found {size}."),
+        (
+            "data.bucket_step",
+            step is not None and step % 8 != 0,
+            f"Must be divisible by 8; found {step}.",
+        ),
         (
             "network",
             network["unet"] is False and network["text_encoder"] is False,

@@ -6,7 +6,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import torch
@@ -16,10 +16,9 @@ from lib_lora.errors import LoraError
 from lib_lora.train.config import TrainConfig
 from lib_lora.train.objective import (
     Draws,
-    add_noise,
-    noise_levels,
-    rows_at,
-    snr_weights,
+    Objective,
+    batch_at,
+    mixed,
     training_draws,
     validation_draws,
     weighted_loss,
@@ -29,7 +28,6 @@ from lib_lora.train.optim import Optimizer
 Ending = Literal["done", "stopped", "paused"]
 
 READ_EVERY_ON_GPU = 10
-VALIDATION_BATCH = 16
 TIMED_READINGS = 20
 
 
@@ -87,36 +85,39 @@ class Keeper(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Material:
-    """What the loss is computed from, all on one device.
+    """What the loss is computed from, all on one device but `buckets`.
 
-    context: caption rows (batch,) -> embeddings (batch, tokens, width); latents: (pictures, channels, height, width) in the dtype
-    of the loss; captions: (pictures,), the caption row of each picture, row 0 being the empty caption; epoch: the rows of one
-    epoch, repeats included, on the CPU; compute: the dtype of the UNet.
+    denoise: (noisy latents, times, pictures, caption rows) -> prediction; latents: of each picture (channels, height, width), in the
+    dtype of the loss; captions: (pictures,), the caption row of each, row 0 being the empty caption; buckets: the pictures of one
+    epoch, repeats included, those of one size in each; compute: the dtype of the denoiser.
     """
 
-    unet: nn.Module
-    context: Callable[[Tensor], Tensor]
-    latents: Tensor
+    denoise: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+    latents: Sequence[Tensor]
     captions: Tensor
-    epoch: Tensor
+    buckets: Sequence[Tensor]
+    objective: Objective
     gamma: float
     compute: torch.dtype = torch.float32
-    levels: Tensor = field(init=False)
-    weights: Tensor = field(init=False)
 
-    def __post_init__(self) -> None:
-        levels = noise_levels()
-        object.__setattr__(self, "levels", levels.to(self.latents))
-        object.__setattr__(self, "weights", snr_weights(levels, self.gamma).to(self.latents))
+    @property
+    def device(self) -> torch.device:
+        """Return the device that is computed on."""
+        return self.latents[0].device
 
     def loss(self, draws: Draws) -> Tensor:
         """Return the weighted loss of one forward pass as a scalar tensor."""
-        draws = draws.to(self.latents.device)
-        latents, noise = self.latents[draws.rows], draws.noise.to(self.latents.dtype)
-        noisy = add_noise(latents, noise, self.levels[draws.times]).to(self.compute)
-        context = self.context(self.captions[draws.rows].masked_fill(draws.empty, 0))
-        prediction = self.unet(noisy, draws.times, encoder_hidden_states=context).sample
-        return weighted_loss(prediction, noise, self.weights[draws.times])
+        latents = torch.stack([self.latents[row] for row in draws.rows.tolist()])
+        noise, times = draws.noise.to(latents), draws.times.to(latents.device)
+        signal, spread = (
+            level.to(latents)[:, None, None, None] for level in self.objective.levels(draws.times)
+        )
+        noisy = mixed(latents, noise, signal, spread).to(self.compute)
+        rows, empty = draws.rows.to(latents.device), draws.empty.to(latents.device)
+        prediction = self.denoise(noisy, times, rows, self.captions[rows].masked_fill(empty, 0))
+        target = self.objective.target(latents, noise, signal, spread)
+        weights = self.objective.weights(draws.times, self.gamma).to(latents)
+        return weighted_loss(prediction, target, weights)
 
 
 class Loop:
@@ -166,14 +167,15 @@ class Loop:
         schedule, seed, passes = self.config.schedule, self.config.run.seed, []
         for part in range(schedule.accumulate):
             position = step * schedule.accumulate + part
-            rows = rows_at(seed, position * schedule.batch, schedule.batch, self.material.epoch)
-            dropout, shape = self.config.data.caption_dropout, self.material.latents.shape
-            passes.append(training_draws(seed, position, rows, shape, dropout))
+            rows = batch_at(seed, position, schedule.batch, self.material.buckets)
+            shape, objective = self.material.latents[int(rows[0])].shape, self.material.objective
+            drop, offset = self.config.data.caption_dropout, self.config.loss.noise_offset
+            passes.append(training_draws(seed, position, rows, shape, objective, drop, offset))
         return passes
 
     def update(self, step: int, passes: Sequence[Draws]) -> tuple[Tensor, float]:
         """Take one optimizer step on the mean over passes; return its loss (a scalar tensor, not yet read) and rate."""
-        total = torch.zeros((), device=self.material.latents.device)
+        total = torch.zeros((), device=self.material.device)
         for draws in passes:
             loss = self.material.loss(draws) / len(passes)
             loss.backward()
@@ -183,17 +185,14 @@ class Loop:
     @torch.no_grad()
     def validate(self) -> float:
         """Return the loss on the fixed draws."""
-        count = self.config.loss.validation_draws
-        draws = validation_draws(self.config.run.seed, count, self.material.latents.shape)
-        total = 0.0
-        for part in torch.arange(count).split(VALIDATION_BATCH):
-            piece = Draws(draws.rows[part], draws.times[part], draws.noise[part], draws.empty[part])
-            total += float(self.material.loss(piece)) * len(part)
-        return total / count
+        material, count = self.material, self.config.loss.validation_draws
+        shapes = [latent.shape for latent in material.latents]
+        parts = validation_draws(self.config.run.seed, count, shapes, material.objective)
+        return sum(float(material.loss(part)) * len(part.rows) for part in parts) / count
 
     def _read_every(self) -> int:
         """Reading a loss makes the CPU wait for the GPU, so there it is done for several steps at once."""
-        return READ_EVERY_ON_GPU if self.material.latents.is_cuda else 1
+        return READ_EVERY_ON_GPU if self.material.device.type == "cuda" else 1
 
     def _read_losses(self, watcher: Watcher) -> None:
         if not self._pending:

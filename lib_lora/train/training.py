@@ -17,11 +17,13 @@ from lib_lora.formats.checkpoint import Checkpoint, open_checkpoint
 from lib_lora.formats.metadata import TrainedFacts, base_facts, trained_metadata
 from lib_lora.train.attach import Attached, attach, selected_layers
 from lib_lora.train.base_model import live_modules, load_base_model
+from lib_lora.train.buckets import Buckets
 from lib_lora.train.cache import Captions, Latents, encode_captions, encode_pictures, tokenize
 from lib_lora.train.config import NetworkConfig, TrainConfig
 from lib_lora.train.dataset import Picture, find_pictures
 from lib_lora.train.disk import Disk
 from lib_lora.train.loop import Ending, Loop, Material, Watcher
+from lib_lora.train.objective import objective_of
 from lib_lora.train.optim import Optimizer, flatten
 from lib_lora.train.state import State, read_state
 
@@ -127,7 +129,8 @@ def _prepare(
 
     progress(0)
     latent, vae = checkpoint.family.latent, base.vae.to(device)
-    latents = encode_pictures(vae, latent, dataset, config.data.size, progress)
+    buckets = Buckets(config.data.size, config.data.bucket_step, config.data.upscale)
+    latents = encode_pictures(vae, latent, dataset, buckets, progress)
     watcher.stage("captions")
     captions = tokenize(base.tokenizer, [picture.caption for picture in latents.pictures])
     _tell(latents, captions, watcher)
@@ -144,13 +147,15 @@ def _prepare(
         def context(rows: Tensor) -> Tensor:
             return encoded[rows]
 
-    repeats = torch.tensor([picture.repeats for picture in latents.pictures])
+    def denoise(noisy: Tensor, times: Tensor, pictures: Tensor, rows: Tensor) -> Tensor:
+        return base.unet(noisy, times, encoder_hidden_states=context(rows)).sample
+
     material = Material(
-        unet=base.unet,
-        context=context,
-        latents=latents.values.float(),
+        denoise=denoise,
+        latents=[value.float() for value in latents.values],
         captions=captions.row_of.to(device),
-        epoch=torch.arange(len(repeats)).repeat_interleave(repeats),
+        buckets=latents.buckets(),
+        objective=objective_of(checkpoint.family.objective, config.loss.zero_terminal_snr),
         gamma=config.loss.min_snr_gamma,
         compute=base.unet.dtype,
     )

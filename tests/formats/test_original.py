@@ -9,8 +9,7 @@ from transformers import CLIPTextConfig, CLIPTextModel
 
 from lib_lora.errors import FileFormatError
 from lib_lora.families.detect import detect_family
-from lib_lora.formats.original import schedule_buffers, to_original
-from lib_lora.merge.bake import layer_view, swapped
+from lib_lora.formats.original import layer_view, schedule_buffers, swapped, to_original
 from tests.families import recorded
 from tests.golden_data import golden, shapes_of
 from tests.tiny import CONFIG, tiny_checkpoint, tiny_components

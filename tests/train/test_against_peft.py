@@ -18,7 +18,7 @@ from lib_lora.networks.contract import LayerShape
 from lib_lora.train.attach import attach, selected_layers
 from lib_lora.train.base_model import live_modules
 from lib_lora.train.loop import Loop, Material
-from lib_lora.train.objective import Draws
+from lib_lora.train.objective import OBJECTIVES, Draws
 from lib_lora.train.training import make_optimizer
 from tests.tiny import CONFIG
 from tests.train.asked import asked_config
@@ -98,11 +98,11 @@ def ours(tiny, unet, batch, dtype):
     }
     contexts = torch.cat([torch.zeros_like(batch.contexts[:1]), batch.contexts]).to(dtype)
     material = Material(
-        unet=unet,
-        context=contexts.__getitem__,
+        denoise=lambda noisy, times, _, rows: unet(noisy, times, contexts[rows]).sample,
         latents=batch.latents.to(dtype),
         captions=torch.tensor([1, 2]),
-        epoch=torch.arange(2),
+        buckets=[torch.arange(2)],
+        objective=OBJECTIVES["epsilon"],
         gamma=config.loss.min_snr_gamma,
         compute=dtype,
     )

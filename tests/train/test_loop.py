@@ -10,7 +10,7 @@ from lib_lora.errors import LoraError
 from lib_lora.train.attach import attach, selected_layers
 from lib_lora.train.base_model import live_modules
 from lib_lora.train.loop import Loop, Material
-from lib_lora.train.objective import Draws
+from lib_lora.train.objective import OBJECTIVES, Draws
 from lib_lora.train.training import make_optimizer
 from tests.train.asked import asked_config
 
@@ -71,11 +71,13 @@ def make_loop(tiny, contexts):
         attached = attach(config.network, layers, live_modules({"unet": unet}, layers), 0, dtype)
         draw = torch.Generator().manual_seed(1)
         material = Material(
-            unet=unet,
-            context=contexts.to(dtype).__getitem__,
+            denoise=lambda noisy, times, _, rows: (
+                unet(noisy, times, contexts.to(dtype)[rows]).sample
+            ),
             latents=torch.randn((3, 4, 8, 8), generator=draw).to(dtype),
             captions=torch.tensor([1, 2, 1]),
-            epoch=torch.arange(3),
+            buckets=[torch.arange(3)],
+            objective=OBJECTIVES["epsilon"],
             gamma=5.0,
             compute=dtype,
         )
