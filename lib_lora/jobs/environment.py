@@ -16,6 +16,7 @@ import json
 import os
 import re
 import sys
+import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -31,55 +32,64 @@ PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 HOME = PACKAGE_ROOT / ".worker"
 LISTS = PACKAGE_ROOT / "requirements"
 RECORD = "installed.json"
+# No run lasts so long that its worker still needs an overlay that nothing asks for any more.
+MONTH = 30 * 24 * 3600
 
-# Sets of versions that train, each from a version on and below another one; a host that has one of them needs no overlay.
-SERVING: tuple[Mapping[str, tuple[Version, Version]], ...] = (
+ANY: Version = (9999,)
+Range = tuple[Version, Version]
+"""From a version on, below another."""
+
+# Sets of versions that train; a host that has one of them needs no overlay.
+SERVING: tuple[Mapping[str, Range], ...] = (
     {
-        "torch": ((2, 1), (99,)),
+        "torch": ((2, 1), ANY),
         "diffusers": ((0, 31), (0, 32)),
         "transformers": ((4, 30, 2), (4, 56)),
         "huggingface_hub": ((0, 23, 2), (1,)),
     },
     {
-        "torch": ((2, 1), (99,)),
+        "torch": ((2, 1), ANY),
         "diffusers": ((0, 32), (0, 36)),
         "transformers": ((4, 45), (4, 56)),
         "huggingface_hub": ((0, 23, 2), (1,)),
     },
     {
-        "torch": ((2, 6), (99,)),
-        "diffusers": ((0, 35), (99,)),
-        "transformers": ((4, 49), (99,)),
-        "huggingface_hub": ((0, 34), (99,)),
+        "torch": ((2, 6), ANY),
+        "diffusers": ((0, 35), ANY),
+        "transformers": ((4, 49), ANY),
+        "huggingface_hub": ((0, 34), ANY),
     },
 )
 
 
 class PinnedList(NamedTuple):
-    """A list of `requirements/` for hosts whose torch is `oldest` or newer and which have `beside`, each from a version on.
-
-    megabytes: what the list takes on the disk, rounded up.
-    """
+    """A list of `requirements/`, the hosts it is for, and the megabytes that it takes on the disk, rounded up."""
 
     name: str
-    oldest: Version
+    hosts: Mapping[str, Range]
     megabytes: int
-    beside: tuple[tuple[str, Version], ...] = ()
 
 
-# The newest comes first.
+# The first that is for the host is taken.
 BASE = (
-    PinnedList("worker-torch-2.6", (2, 6), 200),
     PinnedList(
-        "worker-torch-2.1", (2, 1), 60, (("transformers", (4, 30, 2)), ("safetensors", (0, 4)))
+        "worker-small",
+        {
+            "torch": ((2, 1), (2, 6)),
+            "transformers": ((4, 30, 2), (4, 56)),
+            "safetensors": ((0, 4), ANY),
+        },
+        60,
     ),
+    PinnedList("worker-large", {"torch": ((2, 1), ANY)}, 200),
 )
 EXTRAS: Mapping[str, tuple[PinnedList, ...]] = {
     "bitsandbytes": (
-        PinnedList("bitsandbytes-torch-2.6", (2, 6), 700),
-        PinnedList("bitsandbytes-torch-2.1", (2, 1), 400),
+        PinnedList("bitsandbytes-torch-2.1", {"torch": ((2, 1), (2, 6))}, 400),
+        PinnedList("bitsandbytes-torch-2.6", {"torch": ((2, 6), ANY)}, 700),
     ),
 }
+OLDEST_TORCH = "2.1"
 
 
 class Overlay(NamedTuple):
@@ -172,25 +182,17 @@ def version(text: str) -> Version:
     return tuple(map(int, match[0].split("."))) if match else ()
 
 
-def _within(found: Mapping[str, Version], versions: Mapping[str, tuple[Version, Version]]) -> bool:
-    return all(oldest <= found.get(name, ()) < above for name, (oldest, above) in versions.items())
+def _within(found: Mapping[str, Version], ranges: Mapping[str, Range]) -> bool:
+    return all(oldest <= found.get(name, ()) < above for name, (oldest, above) in ranges.items())
 
 
 def _choose(lists: tuple[PinnedList, ...], found: Mapping[str, Version]) -> Plan:
-    torch = found.get("torch", ())
-    if not torch:
-        return Plan(problem=f"Training needs torch, and {sys.executable} has none.")
-    chosen = next((pinned for pinned in lists if pinned.oldest <= torch), None)
-    if chosen is None:
-        oldest = ".".join(map(str, lists[-1].oldest))
-        found_torch = ".".join(map(str, torch))
-        return Plan(problem=f"Training needs torch {oldest} or newer; the WebUI has {found_torch}.")
-    lacking = [name for name, oldest in chosen.beside if found.get(name, ()) < oldest]
-    if lacking:
-        return Plan(
-            problem=f"Training needs the WebUI's own {_listed(lacking)}, which is too old or not there."
-        )
-    return Plan(_overlay(chosen))
+    chosen = next((pinned for pinned in lists if _within(found, pinned.hosts)), None)
+    if chosen:
+        return Plan(_overlay(chosen))
+    torch = ".".join(map(str, found.get("torch", ())))
+    has = f"the WebUI has {torch}" if torch else f"{sys.executable} has none"
+    return Plan(problem=f"Training needs torch {OLDEST_TORCH} or newer; {has}.")
 
 
 def _overlay(chosen: PinnedList) -> Overlay:
@@ -263,6 +265,9 @@ def _fill(overlay: Overlay, tell: Tell) -> None:
     except BaseException:
         shutil.rmtree(overlay.folder, ignore_errors=True)
         raise
+    for other in HOME.glob(f"{overlay.pins.stem}-*"):
+        if other != overlay.folder and time.time() - other.stat().st_mtime > MONTH:
+            shutil.rmtree(other, ignore_errors=True)
 
 
 def _pip(overlay: Overlay) -> list[str]:
