@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import time
 from pathlib import Path
 
 from lib_lora.cli.progress import ProgressLine, follow_run
 from lib_lora.errors import LoraError, UsageError
-from lib_lora.jobs.client import Run, latest, new_folder, resume, start
+from lib_lora.jobs.client import POLL_SECONDS, Run, check_resumable, latest
+from lib_lora.jobs.queue import Queue
 from lib_lora.train.config import TrainConfig, with_settings
 
 EXAMPLE = (
@@ -17,6 +19,7 @@ EXAMPLE = (
     " --set schedule.steps=800 --set network.rank=8"
 )
 DONE, STOPPED = 0, 130
+OWNER = "the command line"
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -55,14 +58,20 @@ def run(args: argparse.Namespace) -> int:
             raise UsageError(
                 "A resumed run keeps its configuration: --resume takes no other setting."
             )
-        folder = _find_run(args.resume, args.runs)
-        seen = max((event.seq for event in Run(folder).events()), default=0)
-        training = resume(folder)
+        folder = _find_run(args.resume, args.runs).absolute()
+        training = Run(folder)
+        seen = training.state().seq
+        check_resumable(training)
+        queue = Queue(folder.parent, OWNER)
+        queue.command(training, "resume")
     else:
         config = TrainConfig.from_dict(_asked(args), Path.cwd())
         seen = 0
-        training = start("train", config.to_dict(), new_folder(args.runs, "train"))
-    state = follow_run(training, ProgressLine(), seen)
+        queue = Queue(args.runs, OWNER)
+        training = queue.add("train", config.to_dict())
+    line = ProgressLine()
+    _await_turn(queue, training, line)
+    state = follow_run(training, line, seen)
     if state.status == "done":
         sys.stdout.write(f"{state.result['file']}\n")
         return DONE
@@ -75,6 +84,22 @@ def run(args: argparse.Namespace) -> int:
     if state.status == "dead":
         raise LoraError(f"{state.message}\nGo on with: {again}")
     raise LoraError(state.message)
+
+
+def _await_turn(queue: Queue, run: Run, line: ProgressLine) -> None:
+    """Start the run, after those that were in the queue before it; Ctrl-C takes it out again."""
+    told = False
+    try:
+        while run.state().status == "queued":
+            queue.pump()
+            if run.state().status == "queued" and not told:
+                line.tell(f"{run.id} waits in the queue of {queue.root}.")
+                told = True
+            time.sleep(POLL_SECONDS if told else 0)
+    except KeyboardInterrupt:
+        if run.state().status == "queued":
+            queue.command(run, "stop")
+        raise
 
 
 def _asked(args: argparse.Namespace) -> dict[str, dict[str, object]]:

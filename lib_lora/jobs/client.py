@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from lib_lora.errors import LoraError, UsageError, did_you_mean
+from lib_lora.jobs.environment import worker_environment
 from lib_lora.jobs.owner import is_running, this_process
 from lib_lora.jobs.protocol import (
     BEAT_SECONDS,
@@ -40,7 +41,6 @@ ORPHAN_SECONDS = 20.0
 SILENT_BEATS = 6
 LOG_TAIL_LINES = 8
 LOG_TAIL_BYTES = 1 << 16
-PACKAGE_ROOT = Path(__file__).parents[2]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +57,14 @@ class Run:
     def id(self) -> str:
         """Return the name of the run in its root."""
         return self.folder.name
+
+    @property
+    def made(self) -> float:
+        """Return when the run was made, in seconds since 1970."""
+        try:
+            return RunFolder(self.folder).config.stat().st_mtime
+        except FileNotFoundError:
+            return time.time()
 
     def asked(self) -> dict[str, Any]:
         """Return {"kind": what the worker is to do, "config": with what}."""
@@ -194,7 +202,7 @@ def launch(run: Run) -> None:
         process = subprocess.Popen(
             [sys.executable, "-m", "lib_lora.jobs.worker", str(paths.path)],
             cwd=paths.path,
-            env=_environment(),
+            env=worker_environment(),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -266,11 +274,6 @@ def _await_hello(run: Run, process: subprocess.Popen[bytes], before: int) -> Non
         if process.poll() is not None or time.monotonic() > end:
             raise LoraError(f"The worker did not start. Its log ends:\n{run.log_tail()}")
         time.sleep(0.02)
-
-
-def _environment() -> dict[str, str]:
-    path = os.pathsep.join([str(PACKAGE_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    return {**os.environ, "PYTHONPATH": path}
 
 
 def _detached() -> dict[str, Any]:

@@ -92,6 +92,14 @@ def take(folder: Path, kind: str, name: str) -> Owner:
         return me
 
 
+def release(folder: Path, kind: str) -> None:
+    """Let a folder go that this process owns."""
+    files = _files(folder, kind)
+    owner = _read(files[-1]) if files else None
+    if owner is not None and owner.is_me:
+        files[-1].unlink(missing_ok=True)
+
+
 def _files(folder: Path, kind: str) -> list[Path]:
     return sorted(folder.glob(f".{kind}-*.json"), key=_number)
 

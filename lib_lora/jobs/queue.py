@@ -9,10 +9,8 @@ from __future__ import annotations
 import logging
 import shutil
 import threading
-import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
 
 from lib_lora.errors import LoraError, UsageError, did_you_mean
 from lib_lora.jobs.client import (
@@ -29,9 +27,7 @@ from lib_lora.jobs.protocol import COMMANDS, RunFolder
 
 log = logging.getLogger(__name__)
 
-QueueCommand = Literal["pause", "stop", "save", "resume", "delete"]
 QUEUE_COMMANDS = (*COMMANDS, "resume", "delete")
-ATTEND_SECONDS = 2.0
 
 
 class Queue:
@@ -41,7 +37,6 @@ class Queue:
         self.root, self.name = root.absolute(), name
         self._runs: dict[Path, Run] = {}
         self._lock = threading.RLock()
-        self._over = threading.Event()
 
     def owner(self) -> Owner | None:
         """Return the living process that owns the folder; `is_me` tells whether it is this one."""
@@ -90,28 +85,12 @@ class Queue:
                 return None
             self._take()
             # Fresh runs stand in the order in which they were made, and one that was queued again came after them all.
-            first = min(waiting, key=lambda run: states[run].queued or _made(run))
+            first = min(waiting, key=lambda run: states[run].queued or run.made)
             try:
                 launch(first)
             except LoraError as error:
                 log.warning("%s: %s", first.id, error)
             return first
-
-    def attend(self, seconds: float = ATTEND_SECONDS) -> None:
-        """Pump now and then, in a thread that ends with the process or with `close`."""
-
-        def go_on() -> None:
-            while not self._over.wait(seconds):
-                try:
-                    self.pump()
-                except OSError:
-                    log.exception("The queue could not be looked after.")
-
-        threading.Thread(target=go_on, name="queue", daemon=True).start()
-
-    def close(self) -> None:
-        """End what `attend` began; the runs go on."""
-        self._over.set()
 
     def command(self, run: Run, name: str) -> str:
         """Ask something of a run and return the command's id, or "" when it is done at once.
@@ -151,14 +130,6 @@ class Queue:
         # Without this file it is no run any more, whatever else somebody still holds open.
         RunFolder(run.folder).config.unlink(missing_ok=True)
         shutil.rmtree(run.folder, ignore_errors=True)
-
-
-def _made(run: Run) -> float:
-    """Return when a run was made, in seconds since 1970."""
-    try:
-        return RunFolder(run.folder).config.stat().st_mtime
-    except FileNotFoundError:
-        return time.time()
 
 
 def _nearest(name: str, known: Mapping[str, Run]) -> str:

@@ -19,7 +19,7 @@ from typing import Any
 
 from lib_lora.errors import FileFormatError, LoraError, did_you_mean
 from lib_lora.jobs.offline import OFFLINE
-from lib_lora.jobs.owner import take
+from lib_lora.jobs.owner import release, take
 from lib_lora.jobs.protocol import (
     BEAT_SECONDS,
     COMMANDS,
@@ -174,6 +174,8 @@ def main(arguments: Sequence[str]) -> int:
     over.set()
     beats.join()
     reporter.answer_all(f"Too late: the run is {ending}.")
+    # When the ending is told the next worker may come, though this process takes a while to end.
+    release(folder.path, "worker")
     events.write(ending, told)
     events.close(LAST_WORD_SECONDS)
     return 1 if ending == "failed" else 0

@@ -312,6 +312,63 @@ class SavingConfig:
             (1, 1_000_000),
         ),
     )
+    preview: bool = field(
+        default=True,
+        metadata=about(
+            "Preview picture",
+            "Put the sample of the first prompt beside the file, where the WebUI looks for its preview, unless there is one.",
+        ),
+    )
+    activation: str = field(
+        default="",
+        metadata=about(
+            "Activation text",
+            "The words that the WebUI puts into a prompt with the LoRA. Left empty: the caption of pictures without one.",
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplesConfig:
+    """Pictures made with the network while it is in training."""
+
+    prompts: str = field(
+        default="",
+        metadata=about("Sample prompts", "One prompt a line, a picture of each; empty is off."),
+    )
+    negative: str = field(
+        default="", metadata=about("Negative prompt", "What the samples are moved away from.")
+    )
+    every: int = field(
+        default=0,
+        metadata=about("Sample every", "Steps between samples; 0 only at the end.", (0, 1_000_000)),
+    )
+    steps: int = field(
+        default=20, metadata=about("Sampling steps", "Steps for each sample.", (1, 150))
+    )
+    guidance: float = field(
+        default=7.0,
+        metadata=about("Guidance", "How far a sample is moved towards its prompt.", (0.0, 30.0)),
+    )
+    seed: int = field(
+        default=0,
+        metadata=about(
+            "Sample seed",
+            "Of the first prompt; each further one has the next. The same all the time.",
+            (0, 2**32 - 1),
+        ),
+    )
+    size: int = field(
+        default=0,
+        metadata=about(
+            "Sample size", "Side in pixels; divisible by 8. 0 is that of the training.", (0, 2048)
+        ),
+    )
+
+    @property
+    def texts(self) -> list[str]:
+        """Return the negative text and then the prompts; only that when there are no samples."""
+        return [self.negative, *filter(None, map(str.strip, self.prompts.splitlines()))]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -390,6 +447,7 @@ class TrainConfig:
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     loss: LossConfig = field(default_factory=LossConfig)
     saving: SavingConfig
+    samples: SamplesConfig = field(default_factory=SamplesConfig)
     run: RunConfig = field(default_factory=RunConfig)
 
     @classmethod
@@ -476,6 +534,11 @@ def _cross_problems(sections: Mapping[str, Mapping[str, Any]]) -> list[tuple[str
             "schedule.warmup",
             None not in (steps, warmup) and warmup >= steps,
             f"Must be less than the {steps} steps; found {warmup}.",
+        ),
+        (
+            "samples.size",
+            bool(sections["samples"]["size"]) and sections["samples"]["size"] % 8 != 0,
+            f"Must be divisible by 8; found {sections['samples']['size']}.",
         ),
         (
             "saving.out",

@@ -1,4 +1,4 @@
-"""The files of one training: states, saves and the finished network, and the room on the disk that they need."""
+"""The files of one training: states, saves, samples and the finished network, and the room on the disk that they need."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from lib_lora.formats.network_file import write_network
 from lib_lora.formats.place import check_space, remove_partial
 from lib_lora.networks.dora import MAGNITUDE
 from lib_lora.train.attach import Attached
+from lib_lora.train.companions import write_companions
 from lib_lora.train.config import TrainConfig
 from lib_lora.train.loop import Loop, Watcher
+from lib_lora.train.preview import Preview
 from lib_lora.train.state import State, kept_step, write_state
 
 SAVED_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -33,9 +35,11 @@ class Disk:
         attached: Attached,
         loop: Loop,
         metadata: Callable[[int], dict[str, str]],
+        preview: Preview | None = None,
     ) -> None:
         self._config, self._folder, self._checkpoint = config, folder, checkpoint
         self._attached, self._loop, self._metadata = attached, loop, metadata
+        self._preview = preview
 
     def prepare(self, watcher: Watcher) -> None:
         """Make the folders, without what a killed writer left; raises NoSpaceError when they cannot hold what will be written."""
@@ -72,6 +76,30 @@ class Disk:
         file = self._folder / "saves" / f"{self._config.saving.out.stem}-{step:06d}.safetensors"
         self.write(file, step)
         return str(file)
+
+    def sample(self, step: int, watcher: Watcher) -> None:
+        """Draw the samples after `step` steps, with a state written first; the loop's `Keeper`."""
+        if self._preview is None:
+            return
+        if kept_step(self._folder / "state") != step:
+            self.state(step)
+        self._preview.draw(self._folder / "samples", step, watcher)
+        watcher.stage("training", step, self._config.schedule.steps)
+
+    def finish(self, watcher: Watcher) -> None:
+        """Write the finished network, and then what is to lie beside it."""
+        saving, step = self._config.saving, self._loop.done
+        watcher.stage("saving")
+        self.write(saving.out, step)
+        watcher.saved(str(saving.out), step)
+        samples = []
+        if self._preview is not None:
+            samples = self._preview.draw(self._folder / "samples", step, watcher)
+        sample = samples[0] if samples and saving.preview else None
+        try:
+            write_companions(saving.out, sample, saving.activation or self._config.data.caption)
+        except (OSError, LoraError) as error:
+            watcher.note(f"The LoRA is saved, but what lies beside it is not: {error}")
 
     def write(self, file: Path, step: int) -> None:
         """Write the network as it is; raises LoraError when the precision of the file cannot hold it, NoSpaceError when the disk

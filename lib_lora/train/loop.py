@@ -82,6 +82,10 @@ class Keeper(Protocol):
         """Write the network as it is after so many steps and return the file."""
         ...
 
+    def sample(self, step: int, watcher: Watcher) -> None:
+        """Make pictures with the network as it is after so many steps, once that is safe on the disk."""
+        ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Material:
@@ -157,6 +161,10 @@ class Loop:
             if _due(done, saving.state_every) and done < steps:
                 self._read_losses(watcher)
                 keeper.state(done)
+            if _due(done, self.config.samples.every) and done < steps:
+                self._read_losses(watcher)
+                keeper.sample(done, watcher)
+                self._since = time.monotonic()
             if done < steps and (ending := self._obey(done, watcher, keeper)):
                 return ending
         self._read_losses(watcher)

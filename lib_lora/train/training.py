@@ -88,9 +88,7 @@ def train(config: TrainConfig, folder: Path, created: datetime | None, watcher: 
     try:
         ending = loop.run(watcher, disk)
         if ending == "done":
-            watcher.stage("saving")
-            disk.write(config.saving.out, loop.done)
-            watcher.saved(str(config.saving.out), loop.done)
+            disk.finish(watcher)
     except NoSpaceError as error:
         kept = disk.retreat()
         message = f"{error} Paused after step {kept}: make room, then resume."

@@ -12,7 +12,7 @@ import pytest
 
 from lib_lora.cli.main import main
 from lib_lora.formats.header import read_header
-from lib_lora.jobs.client import Run
+from lib_lora.jobs.client import Run, run_folders
 from tests.tiny import CONFIG, tiny_checkpoint
 from tests.train.pictures import make_pictures
 
@@ -51,7 +51,7 @@ def test_a_training_prints_the_file_and_options_win_over_the_configuration(
     assert out == f"{tmp_path / 'lora.safetensors'}\n"
     assert "2/2  loss " in err
     assert read_header(tmp_path / "lora.safetensors").metadata["ss_steps"] == "2"
-    (run,) = (tmp_path / "runs").iterdir()
+    (run,) = run_folders(tmp_path / "runs")
     assert Run(run).state().status == "done"
     asked = json.loads((run / "config.json").read_text())["config"]
     assert (asked["schedule"]["steps"], asked["model"]["base"]) == (2, material[0])
@@ -86,7 +86,7 @@ def test_a_failed_training_is_1_with_one_sentence_and_a_traceback_in_the_log(
     assert main([*arguments, "--data", "empty"]) == 1
     last = capsys.readouterr().err.splitlines()[-1]
     assert last == f"{tmp_path / 'empty'} holds no picture."
-    (run,) = (tmp_path / "runs").iterdir()
+    (run,) = run_folders(tmp_path / "runs")
     assert Run(run).state().status == "failed"
     assert "Traceback" in (run / "log.txt").read_text()
     assert not (tmp_path / "lora.safetensors").exists()
@@ -113,7 +113,7 @@ def test_ctrl_c_stops_with_130_saves_and_can_be_resumed(arguments, tmp_path):
         err = process.communicate(timeout=PATIENCE)[1]
     assert process.returncode == 130
     assert "Stopped after step" in err
-    (run,) = (tmp_path / "runs").iterdir()
+    (run,) = run_folders(tmp_path / "runs")
     assert f"--resume {run}" in err
     assert not (tmp_path / "lora.safetensors").exists()
     assert len(list((run / "saves").glob("*.safetensors"))) == 1

@@ -73,7 +73,6 @@ def test_a_run_tells_its_story(finished):
         "commands",
         "saves",
         "state",
-        ".worker-000001.json",
     } == {path.name for path in run.folder.iterdir()}
 
 

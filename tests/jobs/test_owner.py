@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from lib_lora.jobs import owner
-from lib_lora.jobs.owner import Owner, beginning, is_running, owner_of, take
+from lib_lora.jobs.owner import Owner, beginning, is_running, owner_of, release, take
 
 ROOT = Path(__file__).parents[2]
 TAKE = """
@@ -67,6 +67,16 @@ def test_a_living_owner_is_named_and_a_dead_one_is_followed(tmp_path, taker):
     assert owner_of(tmp_path, "queue") is None
     assert take(tmp_path, "queue", "me").is_me
     assert files(tmp_path) == [".queue-000002.json"]
+
+
+def test_a_folder_is_let_go_by_its_owner_alone(tmp_path, taker):
+    take(tmp_path, "queue", "me")
+    release(tmp_path, "queue")
+    assert files(tmp_path) == []
+    other = taker()
+    other.stdout.readline()
+    release(tmp_path, "queue")
+    assert owner_of(tmp_path, "queue").pid == other.pid
 
 
 def test_of_many_who_take_at_once_one_wins(tmp_path, taker):

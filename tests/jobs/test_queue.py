@@ -228,13 +228,6 @@ def test_a_worker_without_a_beat_is_silent_and_not_dead(queue, sleeper):
     assert status(run) == "dead"
 
 
-def test_a_queue_that_is_attended_pumps_by_itself(queue):
-    run = queue.add(KIND, {})
-    queue.attend(0.05)
-    assert run.wait(PATIENCE).status == "failed"
-    queue.close()
-
-
 def test_commands_meant_for_an_earlier_worker_are_answered_and_later_ones_kept(queue, sleeper):
     run = queue.add(KIND, {})
     play_worker(run, sleeper)

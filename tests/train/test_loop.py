@@ -20,6 +20,7 @@ class Teller:
 
     def __init__(self, asks=None):
         self.steps, self.validations, self.saves, self.answers = [], [], [], []
+        self.samples = []
         self.asks = dict(asks or {})
 
     def stage(self, name, step=0, total=0):
@@ -37,6 +38,9 @@ class Teller:
     def note(self, sentence):
         pass
 
+    def sample(self, file, step, prompt, seed):
+        self.samples.append((file, step, prompt, seed))
+
     def disk(self, needed, free):
         self.needed, self.free = needed, free
 
@@ -52,7 +56,7 @@ class Shelf:
     """A keeper that remembers at which steps it was asked to write."""
 
     def __init__(self):
-        self.states, self.networks = [], []
+        self.states, self.networks, self.sampled = [], [], []
 
     def state(self, step):
         self.states.append(step)
@@ -60,6 +64,9 @@ class Shelf:
     def network(self, step):
         self.networks.append(step)
         return f"{step}.safetensors"
+
+    def sample(self, step, watcher):
+        self.sampled.append(step)
 
 
 @pytest.fixture
