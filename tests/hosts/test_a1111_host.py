@@ -11,8 +11,12 @@ from webui_model import Model
 
 from lib_lora.errors import LoraError, UsageError
 from lib_lora.formats.stream import write_tensors
+from lib_lora.hosts import a1111_gpu
 from lib_lora.hosts.a1111_gpu import REFUSED, HandOver
 from lib_lora.hosts.a1111_host import A1111Host
+from lib_lora.jobs.client import create
+from lib_lora.jobs.owner import this_process
+from lib_lora.jobs.protocol import EventLog, RunFolder
 
 
 @pytest.fixture
@@ -142,6 +146,19 @@ def test_a_unet_of_another_program_is_put_away(webui, hand_over, monkeypatch):
     monkeypatch.setattr(sd_unet, "current_unet", object())
     hand_over.release(refuse=False)
     assert sd_unet.current_unet is None
+
+
+def test_a_webui_that_starts_beside_a_run_at_work_loads_no_model(webui, tmp_path, monkeypatch):
+    monkeypatch.setattr(shared.cmd_opts, "skip_load_model_at_start", False)
+    run = create("train", {}, tmp_path / "runs" / "one")
+    a1111_gpu.begin_lent(tmp_path / "runs")
+    assert (shared.cmd_opts.skip_load_model_at_start, a1111_gpu.HAND_OVER.lent) == (False, False)
+    # This process will do for a worker that lives.
+    me = this_process("worker")
+    EventLog(RunFolder(run.folder).events).write("hello", {"pid": me.pid, "started": me.started})
+    a1111_gpu.begin_lent(tmp_path / "runs")
+    assert (shared.cmd_opts.skip_load_model_at_start, a1111_gpu.HAND_OVER.lent) == (True, True)
+    a1111_gpu.HAND_OVER.restore()
 
 
 def test_the_loaded_checkpoint_comes_first_with_its_sidecar_and_vae(webui, tmp_path, monkeypatch):
