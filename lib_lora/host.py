@@ -13,11 +13,15 @@ from torch import nn
 
 @dataclass(frozen=True, slots=True)
 class HostInfo:
-    """Who the host is and where its files are."""
+    """Who the host is and where its files are.
+
+    restricted: people elsewhere reach it, and its owner has not let them install anything or name files.
+    """
 
     name: str
     version: str
     root: Path
+    restricted: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,8 @@ class A1111Host:
 
     def info(self) -> HostInfo:
         """Tell who the host is."""
-        return HostInfo("AUTOMATIC1111 WebUI", launch_utils.git_tag(), Path(data_path))
+        restricted = bool(shared.cmd_opts.disable_extension_access)
+        return HostInfo("AUTOMATIC1111 WebUI", launch_utils.git_tag(), Path(data_path), restricted)
 
     def flags(self) -> HostFlags:
         """Tell the switches that the WebUI was started with, and the attention that it has chosen."""

@@ -13,6 +13,7 @@ cmd_opts = SimpleNamespace(
     no_half_vae=False,
     lora_dir=None,
     skip_load_model_at_start=False,
+    disable_extension_access=False,
 )
 
 
