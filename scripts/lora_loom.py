@@ -1,11 +1,47 @@
 """Registers LoRA Loom with the WebUI: every callback is one call."""
 
+from __future__ import annotations
+
+from pathlib import Path
+
 from modules import script_callbacks
 
 from lib_lora.hosts.a1111 import CutIn
 
-cut_in = CutIn()
+RUNS = Path(__file__).parents[1] / "runs"
+
+
+class Pages:
+    """The tab and its routes; what they need is imported when the WebUI builds its pages, not when it loads its scripts."""
+
+    pages = None
+
+    def tabs(self) -> list[tuple[object, str, str]]:
+        from lib_lora.hosts.a1111_host import A1111Host
+        from lib_lora.ui.webui import WebuiPages
+
+        self.pages = WebuiPages(A1111Host(), RUNS)
+        return self.pages.tabs()
+
+    def start(self, _: object, app: object) -> None:
+        if self.pages is not None:
+            self.pages.start(app)
+
+    def close(self) -> None:
+        if self.pages is not None:
+            self.pages.close()
+
+
+if RUNS.is_dir():
+    from lib_lora.hosts.a1111_gpu import begin_lent
+
+    begin_lent(RUNS)
+
+cut_in, pages = CutIn(), Pages()
 cut_in.install()
 script_callbacks.on_cfg_denoiser(cut_in.arm)
 script_callbacks.on_cfg_after_cfg(cut_in.disarm)
+script_callbacks.on_ui_tabs(pages.tabs)
+script_callbacks.on_app_started(pages.start)
 script_callbacks.on_script_unloaded(cut_in.uninstall)
+script_callbacks.on_script_unloaded(pages.close)

@@ -42,7 +42,14 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         metavar="DIR",
         type=Path,
         default=Path("out"),
-        help="the folder whose LoRAs prompts can name (default: out, where the demo writes)",
+        help="the folder whose LoRAs prompts can name, and where trained ones go (default: out, where the demo writes)",
+    )
+    parser.add_argument(
+        "--runs",
+        metavar="DIR",
+        type=Path,
+        default=Path("runs"),
+        help="where runs are kept (default: runs)",
     )
 
 
@@ -61,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
         samplers=[sampler.label for sampler in SAMPLERS],
         fixed_files=not is_loopback(args.host),
     )
-    serve(Studio(DiffusersHost, defaults), args.host, args.port, _tell_address)
+    serve(Studio(DiffusersHost, defaults), args.host, args.port, args.runs, _tell_address)
     return 0
 
 

@@ -16,7 +16,7 @@ from lib_lora.ui.studio import Studio
 
 log = logging.getLogger(__name__)
 
-TITLE = "LoRA Loom"
+PROMPT = "txt2img_prompt"  # as in the WebUI, so that "try it" finds it
 RAMP = "<lora:{}:0@0,1@1>"
 HINT = (
     "A LoRA tag takes a number or keyframes: `<lora:NAME:0.8>`, `<lora:NAME:0@0,1@1>` (from 0 to 1),"
@@ -31,7 +31,7 @@ THEME = gr.themes.Soft(
     font_mono=["ui-monospace", "monospace"],
 )
 CSS = """
-.gradio-container { max-width: 1180px !important; margin: 0 auto !important; }
+.gradio-container { max-width: 1320px !important; margin: 0 auto !important; }
 #picture img { image-rendering: pixelated; width: 100%; object-fit: contain; }
 svg.strengths { width: 100%; height: auto; font-size: 12px; }
 svg.strengths text { fill: currentColor; opacity: 0.85; }
@@ -41,40 +41,39 @@ Shown = tuple[Image | None, str, str]
 """The picture, the plot and the notes."""
 
 
-def build_page(studio: Studio) -> gr.Blocks:
-    """Return the page; nothing is loaded before the first picture is asked for."""
-    with gr.Blocks(title=TITLE, analytics_enabled=False, delete_cache=(600, 3600)) as page:
-        gr.Markdown(f"# {TITLE}\nLoRA strength, step by step.")
-        with gr.Row():
-            with gr.Column(scale=5):
-                inputs, button = _form(studio)
-            with gr.Column(scale=4):
-                picture = gr.Image(
-                    label="Picture",
-                    elem_id="picture",
-                    height=420,
-                    format="png",
-                    interactive=False,
-                    buttons=["download", "fullscreen"],
-                )
-                plot = gr.HTML()
-                notes = gr.Markdown(HINT)
-        gr.on(
-            [button.click, inputs[0].submit],
-            fn=partial(draw_picture, studio),
-            inputs=inputs,
-            outputs=[picture, plot, notes],
-            show_progress_on=picture,
-            concurrency_limit=1,
-            api_name="generate",
-        )
-    return page
+def build_generate_page(studio: Studio) -> None:
+    """Put the page where Gradio is building; nothing is loaded before the first picture is asked for."""
+    with gr.Row():
+        with gr.Column(scale=5):
+            inputs, button = _form(studio)
+        with gr.Column(scale=4):
+            picture = gr.Image(
+                label="Picture",
+                elem_id="picture",
+                height=420,
+                format="png",
+                interactive=False,
+                buttons=["download", "fullscreen"],
+            )
+            plot = gr.HTML()
+            notes = gr.Markdown(HINT)
+    gr.on(
+        [button.click, inputs[0].submit],
+        fn=partial(draw_picture, studio),
+        inputs=inputs,
+        outputs=[picture, plot, notes],
+        show_progress_on=picture,
+        concurrency_limit=1,
+        api_name="generate",
+    )
 
 
 def _form(studio: Studio) -> tuple[list[gr.components.Component], gr.Button]:
     """Return the inputs in the order of `draw_picture`'s arguments, and the button."""
     start = studio.defaults
-    prompt = gr.Textbox(label="Prompt", lines=3, value="a red circle on a white background")
+    prompt = gr.Textbox(
+        label="Prompt", lines=3, value="a red circle on a white background", elem_id=PROMPT
+    )
     negative = gr.Textbox(label="Negative prompt", lines=1)
     button = gr.Button("Generate", variant="primary")
     with gr.Row():

@@ -12,6 +12,8 @@ def _registrar(event):
 
 on_cfg_denoiser = _registrar("cfg_denoiser")
 on_cfg_after_cfg = _registrar("cfg_after_cfg")
+on_ui_tabs = _registrar("ui_tabs")
+on_app_started = _registrar("app_started")
 on_script_unloaded = _registrar("script_unloaded")
 
 

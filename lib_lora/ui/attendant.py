@@ -1,0 +1,77 @@
+"""The thread behind the pages: starts what waits, lends the host's GPU to it meanwhile, and hands over what is finished.
+
+It needs nobody to look on, and what it has to remember lies in the runs' folders: a new process goes on where one ended.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from pathlib import Path
+
+from lib_lora.errors import LoraError
+from lib_lora.host import Host
+from lib_lora.jobs.client import Run
+from lib_lora.jobs.queue import Queue
+
+log = logging.getLogger(__name__)
+
+SECONDS = 1.0
+UNDELIVERED = "undelivered"
+
+
+def will_be_delivered(run: Run) -> None:
+    """Note that what a run makes is to be made known to the host."""
+    (run.folder / UNDELIVERED).touch()
+
+
+class Attendant:
+    """host: whose GPU is lent; queue: of this process, for the attendant alone, since starting a worker takes a while."""
+
+    def __init__(self, host: Host, queue: Queue) -> None:
+        self._host, self._queue = host, queue
+        # A GPU that the host lent before this began is given back like any other.
+        self._lent: bool | None = None
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._go_on, name="attendant", daemon=True)
+
+    def start(self) -> None:
+        """Begin to attend; the thread ends with the process or with `close`."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop attending; runs go on, and a GPU that is lent stays lent."""
+        self._over.set()
+
+    def attend(self) -> None:
+        """Do once what there is to do. Raises LoraError and OSError."""
+        if self._queue.read_only:
+            return
+        runs = self._queue.runs()
+        states = [run.state() for run in runs]
+        working = any(not state.over for state in states)
+        if working and not self._lent:
+            self._host.release_gpu()
+            self._lent = True
+        if working:
+            self._queue.pump()
+        for run, state in zip(runs, states, strict=True):
+            if state.status == "done" and (run.folder / UNDELIVERED).exists():
+                self._deliver(run, Path(str(state.result["file"])))
+        if self._lent is not False and not working:
+            self._host.restore_gpu()
+            self._lent = False
+
+    def _go_on(self) -> None:
+        while not self._over.wait(SECONDS):
+            try:
+                self.attend()
+            except Exception:
+                log.exception("The runs could not be looked after; trying again.")
+
+    def _deliver(self, run: Run, file: Path) -> None:
+        try:
+            self._host.add_network(file)
+        except (LoraError, OSError) as error:
+            self._host.tell(f"{file.name} is trained, but could not be made known: {error}")
+        (run.folder / UNDELIVERED).unlink(missing_ok=True)
