@@ -1,0 +1,113 @@
+"""The registration script in the stand-in of the WebUI: what it loads at the start, and that "Reload UI" leaves one of everything."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from modules import script_callbacks
+from webui_host import Host
+
+ROOT = Path(__file__).parents[2]
+HEAVY = (
+    *("diffusers", "transformers", "accelerate", "peft", "gradio", "fastapi", "safetensors"),
+    *("PIL", "numpy.testing", "lib_lora.train", "lib_lora.merge", "lib_lora.jobs", "lib_lora.ui"),
+)
+NEVER = ("diffusers", "transformers", "accelerate", "peft")
+OF_TORCH = (
+    0.05  # of the time that importing torch takes, which is some 2 s where the WebUI allows 0.15 s
+)
+RAMP = "a fox <lora:a:te=1:unet=0@0,1@1>"
+
+LOADING = """
+import json, runpy, sys, time
+start = time.process_time()
+import torch
+baseline = time.process_time() - start
+import modules.processing, modules.sd_samplers_kdiffusion, modules.sd_samplers_timesteps, modules.sd_unet, networks
+there = set(sys.modules)
+start = time.process_time()
+runpy.run_path("scripts/lora_loom.py")
+taken = time.process_time() - start
+print(json.dumps({"taken": taken, "torch": baseline, "loaded": sorted(set(sys.modules) - there)}))
+"""
+DRAWING = """
+import json, sys, tempfile
+from pathlib import Path
+from webui_host import Host
+with tempfile.TemporaryDirectory() as folder:
+    host = Host(Path(folder))
+    host.load_extension()
+    plain, drawn = host.draw("a fox"), host.draw("a fox <lora:a:te=1:unet=0@0,1@1>")
+print(json.dumps({"same": bool((plain == drawn).all()), "loaded": sorted(sys.modules)}))
+"""
+
+
+def in_new_process(program):
+    """Run a program as the WebUI's process is: our folder and the host's on its path."""
+    path = os.pathsep.join([str(ROOT), str(ROOT / "tests" / "stand_in")])
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return json.loads(done.stdout)
+
+
+def among(names, loaded):
+    return [one for one in loaded if any(one == n or one.startswith(f"{n}.") for n in names)]
+
+
+def test_loading_takes_little_time_and_nothing_heavy():
+    runs = [in_new_process(LOADING) for _ in range(2)]  # the first may have to compile
+    for run in runs:
+        assert among(HEAVY, run["loaded"]) == []
+        assert "lib_lora.hosts.a1111" in run["loaded"]
+    assert min(run["taken"] / run["torch"] for run in runs) < OF_TORCH
+
+
+def test_a_picture_with_a_schedule_loads_no_library_of_training():
+    run = in_new_process(DRAWING)
+    assert not run["same"]
+    assert "lib_lora.apply.session" in run["loaded"]
+    assert among(NEVER, run["loaded"]) == []
+
+
+@pytest.fixture
+def host(tmp_path):
+    host = Host(tmp_path)
+    host.load_extension()
+    yield host
+    host.unload_extension()
+    host.forget()
+
+
+def test_after_every_reload_everything_is_there_once(host):
+    first = host.draw(RAMP)
+    hooks, ours = host.model.hooks(), modules_of_ours()
+    counts = {event: len(callbacks) for event, callbacks in script_callbacks.registered.items()}
+    for _ in range(3):
+        host.unload_extension()
+        assert host.model.hooks() == 0
+        assert script_callbacks.swallowed == []
+        plain = host.draw("a fox ")
+        host.load_extension()
+        assert {e: len(c) for e, c in script_callbacks.registered.items()} == counts
+        assert torch.equal(host.draw("a fox "), plain)
+        again = host.draw(RAMP)
+        # Twice the network would not be the same picture.
+        assert torch.equal(again, first)
+        assert not torch.equal(again, plain)
+        assert host.model.hooks() == hooks
+    assert modules_of_ours() == ours
+
+
+def modules_of_ours():
+    return {name: id(one) for name, one in sys.modules.items() if name.startswith("lib_lora.")}
