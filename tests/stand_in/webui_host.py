@@ -5,8 +5,10 @@ from pathlib import Path
 
 import networks
 import torch
-from modules import script_callbacks, sd_unet, shared
+from modules import processing, script_callbacks, sd_unet, shared
 from modules.processing import StableDiffusionProcessing
+from modules.sd_samplers_kdiffusion import KDiffusionSampler
+from modules.sd_samplers_timesteps import CompVisSampler
 from webui_model import Model
 
 from lib_lora.formats.checkpoint import open_checkpoint
@@ -61,7 +63,19 @@ class Host:
 
     def draw(self, *prompts, **settings):
         """Return the latents of the first batch."""
-        return self.picture(*prompts, **settings).draw()[0]
+        return self.make(self.picture(*prompts, **settings))[0]
+
+    def make(self, picture):
+        return picture.draw()
+
+    def sampler(self, name):
+        return (CompVisSampler if name == "DDIM" else KDiffusionSampler)(name)
+
+    def break_unet(self):
+        self.model.model.diffusion_model.broken = True
+
+    def encode_nothing(self):
+        return processing.get_empty_cond(self.model)
 
     def baked(self, **strengths):
         """Return a twin of the model whose UNet and text encoder hold networks, a pair of strengths each: `a=(unet, te)`."""
