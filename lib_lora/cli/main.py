@@ -27,6 +27,7 @@ COMMANDS = {
     "test": "run the tests",
     "serve": "open the pages in a browser, without a WebUI",
     "train": "train a LoRA",
+    "plan": "tell how much memory a training will need",
     "jobs": "see the runs, follow one, pause, resume or stop it",
     "generate": "make a picture, with scheduled LoRAs",
     "schedule": "tell the strengths of a prompt's LoRAs at every evaluation",

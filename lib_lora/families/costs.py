@@ -97,7 +97,8 @@ UNET = Costs(
     block=r".*?(resnets|transformer_blocks)\.\d+",
 )
 
-# Modulation multiplies by numbers that are trained, so that it keeps what it multiplies.
+# Modulation multiplies by numbers that are trained, so that it keeps what it multiplies. What attention gives to the two branches
+# is copied where a batch has more than one picture: half of it here.
 MMDIT = Costs(
     kept=(
         Kept(r"norm1\.linear$", inputs=2, enters=1),
@@ -106,8 +107,8 @@ MMDIT = Costs(
         Kept(r"attn2?\.to_[kv]$", inputs=0, outputs=1),
         Kept(r"attn\.add_q_proj$", inputs=1, outputs=1, text=True),
         Kept(r"attn\.add_[kv]_proj$", inputs=0, outputs=1, text=True),
-        Kept(r"attn2?\.to_out\.0$", inputs=1, outputs=1),
-        Kept(r"attn\.to_add_out$", inputs=1, outputs=1, text=True),
+        Kept(r"attn2?\.to_out\.0$", inputs=1.5, outputs=1),
+        Kept(r"attn\.to_add_out$", inputs=1.5, outputs=1, text=True),
         Kept(r"ff\.net\.0\.proj$", inputs=3, outputs=1),
         Kept(r"ff\.net\.2$", inputs=1, outputs=1),
         Kept(r"ff_context\.net\.0\.proj$", inputs=3, outputs=1, text=True),
@@ -131,7 +132,7 @@ CLIP = Costs(
     ),
     tokens=_text_tokens,
     text=TEXT_TOKENS,
-    block=r"text_model\.encoder\.layers\.\d+",
+    block=r"(text_model\.)?encoder\.layers\.\d+",
 )
 
 COSTS: Mapping[str, Costs] = {"unet": UNET, "transformer": MMDIT, "te1": CLIP, "te2": CLIP}
@@ -142,3 +143,6 @@ ENCODER_PEAK, DECODER_PEAK = 3.5, 6.0
 
 INNER = ("down_blocks.", "mid_block.", "up_blocks.", "transformer_blocks.")
 """How the paths begin whose linear layers and convolutions can be stored in eight bits; the first and the last layers cannot."""
+
+MEDVRAM_SDXL = ("sdxl", "sdxl-refiner")
+"""The families that AUTOMATIC1111's `--medvram-sdxl` is for."""

@@ -284,3 +284,12 @@ PUBLISHED: Mapping[str, Published] = {
     ),
 }
 """By the name that `plan --family` takes."""
+
+NATIVE_SIZE: Mapping[str, int] = {
+    "sd1": 512,
+    "sd2": 768,
+    "sdxl": 1024,
+    "sdxl-refiner": 1024,
+    "sd3": 1024,
+}
+"""Width and height of the pictures that a family was trained on, by the family's id."""

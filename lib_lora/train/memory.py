@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import psutil
 import torch
 
-from lib_lora.families.costs import DECODER_PEAK, ENCODER_PEAK
+from lib_lora.families.costs import DECODER_PEAK, ENCODER_PEAK, MEDVRAM_SDXL
 from lib_lora.host import HostFlags
 from lib_lora.train.config import RunConfig, TrainConfig
 from lib_lora.train.memory_parts import (
@@ -138,7 +138,7 @@ def plan(config: TrainConfig, facts: ModelFacts, machine: Machine) -> MemoryPlan
         "gradients": 4 * numbers,
         "optimizer": round(STATE_BYTES[config.optimizer.type] * numbers),
     }
-    vae = component_bytes(facts, ("vae",), _vae_precision(run))
+    vae = component_bytes(facts, ("vae",), _vae_precision(run, facts))
     text = [component_bytes(facts, (name,), run.precision) for name in facts.encoders]
     loaded = component_bytes(facts, (facts.denoiser,), run.precision) + sum(text)
     on_cpu = machine.device == "cpu"
@@ -169,8 +169,10 @@ def _phase(name: str, parts: Mapping[str, int], device: str) -> Phase:
     return Phase(name, sum(whole.values()), whole)
 
 
-def _vae_precision(run: RunConfig) -> str:
-    return run.precision if run.vae_precision == "same" else run.vae_precision
+def _vae_precision(run: RunConfig, facts: ModelFacts) -> str:
+    if run.vae_precision != "same":
+        return run.vae_precision
+    return "fp32" if facts.family.latent.wide else run.precision
 
 
 def _pixels(config: TrainConfig, facts: ModelFacts, side: str, peak: float) -> int:
@@ -180,7 +182,7 @@ def _pixels(config: TrainConfig, facts: ModelFacts, side: str, peak: float) -> i
         return 0
     channels = layer.shape[0] if side == "encoder" else layer.shape[1]
     size = min(config.data.size, TILE) if config.run.vae_tiling else config.data.size
-    return round(peak * channels * size**2 * VALUE_BYTES[_vae_precision(config.run)])
+    return round(peak * channels * size**2 * VALUE_BYTES[_vae_precision(config.run, facts)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +263,7 @@ def choose(
         choices.append(Choice(setting, value, sentence))
     now = plan(config, facts, machine)
     for saving in SAVINGS:
-        begins = machine.device == "cuda" and machine.memory in saving.begins
+        begins = _memory_switch(machine, facts) in saving.begins
         before = _most(now, saving.phases)
         if not saving.possible(config, machine) or not (begins or before > machine.free_bytes):
             continue
@@ -275,6 +277,15 @@ def choose(
         sentence = f"{saving.name}: -{gained / GB:.1f} GB, {saving.price}"
         choices += [Choice(setting, value, sentence) for setting, value in settings.items()]
     return config, replace(now, choices=tuple(choices))
+
+
+def _memory_switch(machine: Machine, facts: ModelFacts) -> str:
+    """Return the switch that counts for a family: none does on a CPU, and `--medvram-sdxl` is `--medvram` for SDXL alone."""
+    if machine.device == "cpu":
+        return "normal"
+    if machine.memory == "medvram-sdxl":
+        return "medvram" if facts.family.id in MEDVRAM_SDXL else "normal"
+    return machine.memory
 
 
 def _by_switches(machine: Machine) -> Iterator[tuple[str, str, str]]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from lib_lora.errors import UsageError, did_you_mean
-from lib_lora.families.costs import COSTS, INNER, Costs
+from lib_lora.families.costs import COSTS, INNER
 from lib_lora.families.sizes import PUBLISHED
 from lib_lora.families.table import Family, Layer
 from lib_lora.formats.checkpoint import Checkpoint
@@ -17,6 +17,20 @@ from lib_lora.train.attach import count_trained, selected_layers
 from lib_lora.train.config import NetworkConfig, TrainConfig
 
 VALUE_BYTES: Mapping[str, int] = {"fp32": 4, "fp16": 2, "bf16": 2}
+
+BESIDE: Mapping[str, tuple[float, float]] = {
+    "lora": (0.0, 0.0),
+    "loha": (0.5, 0.0),
+    "lokr": (0.0, 1.1),
+    "ia3": (0.0, 0.6),
+    "oft": (0.0, 0.6),
+    "boft": (0.7, 6.5),
+    "glora": (0.1, 0.1),
+    "full": (0.0, 0.0),
+    "norm": (0.0, 0.0),
+}
+"""How often a network of a type keeps a layer's weight and its input besides its factors, by type; counted on small models."""
+BESIDE_DORA = (1.1, 2.4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,24 +174,27 @@ def _kept(
             numbers = round((row.inputs * inputs + row.outputs * outputs) * rows)
             entering = round(row.enters * inputs * rows)
         if layer.id in chosen:
-            numbers += _beside(config, layer, rows if row else config.schedule.batch)
+            numbers += round(_beside(config, layer, rows if row else config.schedule.batch))
         yield layer, numbers, entering
 
 
-def _beside(config: TrainConfig, layer: Layer, rows: int) -> int:
-    """Return how many numbers the network beside a layer keeps: what lies between its factors, and its factors as they are used.
+def _beside(config: TrainConfig, layer: Layer, rows: int) -> float:
+    """Return how many numbers the network beside a layer keeps.
 
-    In less than fp32 both factors are copies; in fp32 the one that is multiplied by the scale is.
+    What lies between its factors, and its factors as they are used: in less than fp32 both are copies, in fp32 the one that is
+    multiplied by the scale is.
     """
-    rank = config.network.rank
+    network = config.network
     outputs, inputs = layer.shape[0], math.prod(layer.shape[1:])
     factors = outputs + (inputs if config.run.precision != "fp32" else 0)
-    weights = WEIGHTS_KEPT.get(config.network.type, 0.0) * outputs * inputs
-    return round(rank * rows + rank * factors + weights)
-
-
-WEIGHTS_KEPT: Mapping[str, float] = {}
-"""How many weights of a layer's own size a network keeps beside it, by type, where it builds its delta."""
+    weights, activated = BESIDE[network.type]
+    if network.dora:
+        weights, activated = weights + BESIDE_DORA[0], activated + BESIDE_DORA[1]
+    return (
+        network.rank * (rows + factors)
+        + weights * outputs * inputs
+        + activated * layer.shape[:2][-1] * rows
+    )
 
 
 def _numbers(layer: Layer) -> int:

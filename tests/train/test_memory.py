@@ -1,0 +1,172 @@
+"""Plans: what each phase holds, what flags and free memory choose, and the sentences that say so."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from lib_lora.errors import UsageError
+from lib_lora.host import HostFlags
+from lib_lora.train.memory import GB, LABEL, Machine, choose, machine_here, plan
+from lib_lora.train.memory_parts import denoiser_bytes, facts_of, published_facts
+from tests.train.asked import asked_config
+
+PHASES = ["pictures", "captions", "training", "saving", "sampling"]
+ROOMY = Machine(80 * GB, 80 * GB)
+
+
+def config_of(size=1024, **sections):
+    sections = {"data": {"size": size}, "network": {"rank": 16}, "run": {}, **sections}
+    sections = {"schedule": {"batch": 1}, **sections}
+    return asked_config("base", "pictures", "out.safetensors", **sections)
+
+
+def phase(planned, name):
+    return next(each for each in planned.phases if each.name == name)
+
+
+def settings(planned):
+    return {choice.setting: choice.value for choice in planned.choices}
+
+
+def test_every_phase_is_the_sum_of_its_parts_and_the_label_is_honest():
+    planned = plan(config_of(), published_facts("sdxl"), ROOMY)
+    assert [each.name for each in planned.phases] == PHASES
+    assert all(each.bytes == sum(each.parts.values()) for each in planned.phases)
+    assert planned.label == LABEL == "estimate, not yet calibrated on a GPU"
+    assert planned.peak.name == "training"
+    assert planned.fits
+
+
+def test_the_parts_of_a_training_step():
+    """16 bytes for each trained number of AdamW: values, gradients and two moments in fp32 (Loshchilov and Hutter, 2019)."""
+    facts = published_facts("sd1")
+    parts = phase(plan(config_of(512, run={"precision": "bf16"}), facts, ROOMY), "training").parts
+    trained = 16 * 423_936  # rank 16 on 192 layers
+    assert parts["network"] + parts["gradients"] + parts["optimizer"] == 16 * trained
+    assert parts["weights"] == 2 * facts.numbers("unet")
+    eight = config_of(512, run={"precision": "bf16"}, optimizer={"type": "adamw8bit"})
+    assert phase(plan(eight, facts, ROOMY), "training").parts["optimizer"] < 2.1 * trained
+
+
+def test_published_forecasts_of_8_gb_for_sdxl():
+    """kohya's documentation tells of SDXL in 8 GB: gradient checkpointing, cached latents and text, a low rank."""
+    run = {"precision": "bf16", "checkpointing": True}
+    planned = plan(config_of(network={"rank": 4}, run=run), published_facts("sdxl"), ROOMY)
+    assert 6.0 < phase(planned, "training").bytes / GB < 8.0
+
+
+def test_eight_bit_storage_halves_the_blocks():
+    facts = published_facts("sdxl")
+    half, eight = (
+        denoiser_bytes(config_of(run={"precision": "bf16", "storage": storage}), facts)
+        for storage in ("same", "fp8")
+    )
+    assert half == 2 * facts.numbers("unet")
+    assert 0.5 < eight / half < 0.52
+
+
+def test_a_trained_text_encoder_stays():
+    facts = published_facts("sd1")
+    both = plan(config_of(512, network={"text_encoder": True}), facts, ROOMY)
+    one = plan(config_of(512), facts, ROOMY)
+    more = phase(both, "training").parts["weights"] - phase(one, "training").parts["weights"]
+    assert more == 4 * facts.numbers("te1")
+
+
+def test_a_cpu_holds_the_whole_model_while_it_encodes():
+    facts = published_facts("sd1")
+    cpu = replace(ROOMY, device="cpu")
+    parts = phase(plan(config_of(512), facts, cpu), "pictures").parts
+    assert parts["weights"] == 4 * sum(facts.numbers(name) for name in ("unet", "te1", "vae"))
+
+
+@pytest.mark.parametrize(
+    ("machine", "chosen"),
+    [
+        (ROOMY, {"run.precision": "bf16"}),
+        (replace(ROOMY, bf16=False), {"run.precision": "fp16", "run.vae_precision": "fp32"}),
+        (replace(ROOMY, half=False), {"run.precision": "fp32"}),
+        (replace(ROOMY, half_vae=False), {"run.precision": "bf16", "run.vae_precision": "fp32"}),
+        (replace(ROOMY, device="cpu"), {"run.precision": "fp32", "run.device": "cpu"}),
+        (
+            replace(ROOMY, attention="xformers", xformers=True),
+            {"run.precision": "bf16", "run.attention": "xformers"},
+        ),
+        (replace(ROOMY, attention="xformers"), {"run.precision": "bf16"}),
+        (replace(ROOMY, memory="medvram"), {"run.precision": "bf16", "run.checkpointing": True}),
+    ],
+)
+def test_the_hosts_switches_choose(machine, chosen):
+    config, planned = choose(config_of(512), published_facts("sd1"), machine)
+    assert settings(planned) == chosen
+    for setting, value in chosen.items():
+        section, _, key = setting.partition(".")
+        assert getattr(getattr(config, section), key) == value
+    assert all(choice.sentence for choice in planned.choices)
+
+
+def test_lowvram_begins_with_everything():
+    machine = replace(ROOMY, memory="lowvram", eight_bit=True)
+    config, planned = choose(config_of(schedule={"batch": 4}), published_facts("sdxl"), machine)
+    assert set(settings(planned)) == {
+        *("run.precision", "run.checkpointing", "optimizer.type", "run.storage"),
+        *("schedule.batch", "schedule.accumulate", "run.vae_tiling"),
+    }
+    assert (config.schedule.batch, config.schedule.accumulate) == (1, 4)
+
+
+def test_savings_are_taken_until_it_fits_and_explained():
+    facts = published_facts("sdxl")
+    roomy, _ = choose(config_of(), facts, ROOMY)
+    assert not roomy.run.checkpointing
+    config, planned = choose(config_of(), facts, Machine(12 * GB, 12 * GB))
+    assert planned.fits
+    assert config.run.checkpointing
+    assert config.run.storage == "same"
+    sentence = planned.choices[-1].sentence
+    assert sentence == "gradient checkpointing: -6.3 GB, about +30 % time"
+    small, planned = choose(config_of(), facts, Machine(7 * GB, 7 * GB))
+    assert planned.fits
+    assert (small.run.checkpointing, small.run.storage) == (True, "fp8")
+
+
+def test_what_cannot_fit_is_told():
+    _, planned = choose(config_of(), published_facts("sdxl"), Machine(2 * GB, 2 * GB))
+    assert not planned.fits
+
+
+def test_medvram_is_nothing_to_a_cpu():
+    machine = replace(ROOMY, device="cpu", memory="lowvram")
+    config, _ = choose(config_of(512), published_facts("sd1"), machine)
+    assert not config.run.checkpointing
+
+
+@pytest.mark.parametrize(("family", "begins"), [("sd1", False), ("sdxl", True)])
+def test_medvram_sdxl_is_for_sdxl_alone(family, begins):
+    machine = replace(ROOMY, memory="medvram-sdxl")
+    config, _ = choose(config_of(512), published_facts(family), machine)
+    assert config.run.checkpointing is begins
+
+
+def test_the_machine_here():
+    machine = machine_here(HostFlags(memory="lowvram", half=False, device="cpu"))
+    assert (machine.device, machine.memory, machine.half) == ("cpu", "lowvram", False)
+    assert 0 < machine.free_bytes <= machine.total_bytes
+    assert machine_here().device == ("cuda" if torch.cuda.is_available() else "cpu")
+    given_back = machine_here(HostFlags(device="cpu"), machine.total_bytes)
+    assert given_back.free_bytes == machine.total_bytes
+
+
+def test_the_facts_of_a_file_are_its_headers(tiny):
+    facts = facts_of(tiny.checkpoint)
+    unet = sum(tensor.numel() for tensor in tiny.modules()["unet"].state_dict().values())
+    assert facts.numbers("unet") == unet
+    assert facts.encoders == ("te1",)
+    planned = plan(config_of(64), facts, ROOMY)
+    assert planned.fits
+
+
+def test_a_family_that_is_none_is_refused_with_the_nearest():
+    with pytest.raises(UsageError, match="Did you mean 'sdxl'"):
+        published_facts("sdx")
