@@ -1,21 +1,26 @@
-"""The optimizer: AdamW over one flat tensor per group, and the rate at each step.
+"""The optimizer: AdamW over one flat tensor per group, its moments in 32 or in 8 bits, and the rate at each step.
 
-Loshchilov and Hutter, 2019, "Decoupled Weight Decay Regularization". A network has hundreds of small tensors; they are laid end to
-end in one buffer, so that a step, a clipping and a state are a few operations whatever the number of layers.
+Loshchilov and Hutter, 2019, "Decoupled Weight Decay Regularization"; Dettmers et al., 2022, "8-bit Optimizers via Block-wise
+Quantization". A network has hundreds of small tensors; they are laid end to end in one buffer, so that a step, a clipping and a
+state are a few operations whatever the number of layers.
 """
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from lib_lora.errors import UsageError
 from lib_lora.train.config import OptimizerConfig, ScheduleConfig
 
-_STATE = ("exp_avg", "exp_avg_sq")
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+SCALER = "scaler"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,22 +56,39 @@ def rate_share(step: int, schedule: ScheduleConfig) -> float:
 
 
 class Optimizer:
-    """AdamW with the rate of each step, the clipping, and a state of plain tensors."""
+    """AdamW with the rate of each step, the clipping, the scaled loss of fp16, and a state of plain tensors."""
 
     def __init__(
-        self, groups: Iterable[Group], config: OptimizerConfig, schedule: ScheduleConfig
+        self,
+        groups: Iterable[Group],
+        config: OptimizerConfig,
+        schedule: ScheduleConfig,
+        scaler: torch.amp.GradScaler | None = None,
     ) -> None:
+        """Take groups on one device. scaler: of a computation in fp16. Raises UsageError when 8 bits cannot be had."""
         self.groups = tuple(groups)
-        self._clip, self._schedule = config.clip, schedule
-        self._adamw = torch.optim.AdamW(
+        self._clip, self._schedule, self._scaler = config.clip, schedule, scaler
+        self._eight_bit = config.type == "adamw8bit"
+        kind = _find_adamw8bit(self.groups) if self._eight_bit else torch.optim.AdamW
+        self._adamw = kind(
             [{"params": [group.flat]} for group in self.groups],
+            lr=0.0,
             betas=(config.beta1, config.beta2),
             eps=config.epsilon,
             weight_decay=config.weight_decay,
         )
 
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradients of a loss, which is scaled where the precision needs it."""
+        (self._scaler.scale(loss) if self._scaler else loss).backward()
+
     def step(self, step: int) -> float:
-        """Change the tensors by their gradients at the rate of this 0-based step, clear the gradients and return the first rate."""
+        """Change the tensors by their gradients at the rate of this 0-based step, clear the gradients and return the first rate.
+
+        Where the scaled loss overflowed, the tensors stay as they are and the scale falls.
+        """
+        if self._scaler:
+            self._scaler.unscale_(self._adamw)
         gradients = [grad for group in self.groups if (grad := group.flat.grad) is not None]
         if self._clip > 0:
             norm = torch.linalg.vector_norm(torch.stack([g.norm() for g in gradients]))
@@ -76,25 +98,61 @@ class Optimizer:
         factor = rate_share(step, self._schedule)
         for group, options in zip(self.groups, self._adamw.param_groups, strict=True):
             options["lr"] = group.peak * factor
-        self._adamw.step()
+        if self._scaler:
+            self._scaler.step(self._adamw)
+            self._scaler.update()
+        else:
+            self._adamw.step()
         for gradient in gradients:
             gradient.zero_()
         return self.groups[0].peak * factor
 
     def state(self) -> dict[str, Tensor]:
-        """Return what a resumed run needs besides the step: values and both moments of every group."""
+        """Return what a resumed run needs besides the step: values and moments of every group, and the scale of the loss."""
         found = {f"{group.name}.values": group.flat for group in self.groups}
         for group in self.groups:
-            moments = self._adamw.state.get(group.flat, {})
+            fresh = {} if self._eight_bit else dict.fromkeys(_MOMENTS, torch.zeros_like(group.flat))
+            known = self._adamw.state.get(group.flat, fresh)
             found |= {
-                f"{group.name}.{key}": moments.get(key, torch.zeros_like(group.flat))
-                for key in _STATE
+                f"{group.name}.{key}": value
+                for key, value in known.items()
+                if isinstance(value, Tensor) and key != "step"
             }
+        if self._scaler:
+            told = self._scaler.state_dict()
+            taken = self._adamw.state.get(self.groups[0].flat, {}).get("step", 0)
+            numbers = [told["scale"], told["_growth_tracker"], float(taken)]
+            found[SCALER] = torch.tensor(numbers, dtype=torch.float64)
         return found
 
     def restore(self, state: Mapping[str, Tensor], step: int) -> None:
         """Take back what `state` returned after `step` steps."""
+        taken = float(step)
+        if self._scaler:
+            scale, growth, taken = state[SCALER].tolist()
+            told = {"scale": scale, "_growth_tracker": int(growth)}
+            self._scaler.load_state_dict({**self._scaler.state_dict(), **told})
         for group in self.groups:
             group.flat.copy_(state[f"{group.name}.values"])
-            moments = {key: state[f"{group.name}.{key}"].to(group.flat) for key in _STATE}
-            self._adamw.state[group.flat] = {"step": torch.tensor(float(step)), **moments}
+            own = f"{group.name}."
+            moments = {
+                key.removeprefix(own): value.to(group.flat.device, copy=True)
+                for key, value in state.items()
+                if key.startswith(own) and key != f"{own}values"
+            }
+            if moments:
+                counted = int(taken) if self._eight_bit else torch.tensor(taken)
+                self._adamw.state[group.flat] = {"step": counted, **moments}
+
+
+def _find_adamw8bit(groups: Iterable[Group]) -> Any:
+    """Return bitsandbytes' AdamW; raises UsageError where it cannot work."""
+    asked = "optimizer.type is adamw8bit, which needs"
+    if any(not group.flat.is_cuda for group in groups):
+        raise UsageError(f"{asked} a CUDA device; found a CPU. Accepted here: adamw.")
+    try:
+        return importlib.import_module("bitsandbytes").optim.AdamW8bit
+    except (ImportError, OSError, RuntimeError, AttributeError) as error:
+        raise UsageError(
+            f"{asked} the bitsandbytes library; it cannot be loaded: {error}. Accepted here: adamw."
+        ) from error

@@ -5,8 +5,10 @@ import math
 import pytest
 import torch
 
+from lib_lora.errors import UsageError
 from lib_lora.train.config import OptimizerConfig, ScheduleConfig
 from lib_lora.train.optim import Optimizer, flatten, rate_share
+from lib_lora.train.precision import make_scaler
 
 SHAPES = [(3, 4), (5,), (2, 2, 3, 3)]
 SCHEDULE = ScheduleConfig(steps=6, decay="constant")
@@ -77,3 +79,68 @@ def test_a_restored_state_goes_on_to_the_same_bits():
     fresh = Optimizer([flatten("unet", 0.01, others)], config, SCHEDULE)
     fresh.restore({**state, "unet.exp_avg": torch.zeros_like(state["unet.exp_avg"])}, 3)
     assert not all(map(torch.equal, trained(others, fresh, 3, 6), expected))
+
+
+def scaled(tensors):
+    groups = [flatten("unet", 0.01, tensors)]
+    scaler = make_scaler("fp16", torch.device("cpu"))
+    return Optimizer(groups, OptimizerConfig(), SCHEDULE, scaler)
+
+
+def test_a_scaled_loss_gives_the_same_steps():
+    """The scale is a power of two, so that it changes no digit."""
+    tensors, others = leaves(), leaves()
+    plain = Optimizer([flatten("unet", 0.01, others)], OptimizerConfig(), SCHEDULE)
+    optimizer = scaled(tensors)
+    for step in range(4):
+        optimizer.backward(loss_of(tensors))
+        optimizer.step(step)
+        plain.backward(loss_of(others))
+        plain.step(step)
+    assert all(map(torch.equal, tensors, others))
+
+
+def test_an_overflow_changes_nothing_but_the_scale():
+    tensors = leaves()
+    optimizer = scaled(tensors)
+    optimizer.backward(loss_of(tensors))
+    optimizer.step(0)
+    before, scale = optimizer.groups[0].flat.clone(), optimizer.state()["scaler"].tolist()
+    optimizer.backward(loss_of(tensors) * math.inf)
+    optimizer.step(1)
+    assert torch.equal(optimizer.groups[0].flat, before)
+    after = optimizer.state()["scaler"].tolist()
+    assert after[0] == scale[0] / 2
+    assert after[2] == scale[2] == 1  # steps that were taken
+    optimizer.backward(loss_of(tensors))
+    optimizer.step(2)
+    assert not torch.equal(optimizer.groups[0].flat, before)
+
+
+def test_a_restored_scale_goes_on_to_the_same_bits():
+    tensors = leaves()
+    optimizer = scaled(tensors)
+
+    def go_on(tensors, optimizer):
+        for step in range(2, 5):
+            optimizer.backward(loss_of(tensors))
+            optimizer.step(step)
+        return optimizer.state()
+
+    for step, factor in enumerate((1.0, math.inf)):
+        optimizer.backward(loss_of(tensors) * factor)
+        optimizer.step(step)
+    state = {key: tensor.clone() for key, tensor in optimizer.state().items()}
+    expected = go_on(tensors, optimizer)
+    others = leaves(seed=1)
+    resumed = scaled(others)
+    resumed.restore(state, 2)
+    found = go_on(others, resumed)
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[key], expected[key]) for key in found)
+
+
+def test_eight_bits_need_a_cuda_device():
+    config = OptimizerConfig(type="adamw8bit")
+    with pytest.raises(UsageError, match="needs a CUDA device; found a CPU. Accepted here: adamw"):
+        Optimizer([flatten("unet", 0.01, leaves())], config, SCHEDULE)
