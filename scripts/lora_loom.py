@@ -7,6 +7,7 @@ from pathlib import Path
 from modules import script_callbacks
 
 from lib_lora.hosts.a1111 import CutIn
+from lib_lora.jobs.recent import recent_runs
 
 RUNS = Path(__file__).parents[1] / "runs"
 
@@ -32,7 +33,7 @@ class Pages:
             self.pages.close()
 
 
-if RUNS.is_dir():
+if recent_runs(RUNS):
     from lib_lora.hosts.a1111_gpu import begin_lent
 
     begin_lent(RUNS)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import gc
 import logging
 import threading
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,15 +18,14 @@ from modules.call_queue import queue_lock
 
 from lib_lora.errors import LoraError
 from lib_lora.hosts.a1111 import REFUSE_DURING_RUN
-from lib_lora.jobs.client import Run, run_folders
-from lib_lora.jobs.protocol import RunFolder
+from lib_lora.jobs.client import Run
+from lib_lora.jobs.recent import recent_runs
 
 log = logging.getLogger(__name__)
 
 REFUSED = (
     "LoRA Loom is training on the GPU; pictures can be made again when the run is over or paused."
 )
-RECENT_SECONDS = 24 * 3600
 _LOADERS = ("load_model", "reload_model_weights")
 
 
@@ -107,17 +105,9 @@ HAND_OVER = HandOver()
 
 def begin_lent(runs: Path) -> None:
     """Lend the GPU from the start when a run in this folder has it already, and let the WebUI load no model."""
-    if any(Run(folder).state().at_work for folder in run_folders(runs) if _is_recent(folder)):
+    if any(Run(folder).state().at_work for folder in recent_runs(runs)):
         shared.cmd_opts.skip_load_model_at_start = True
         HAND_OVER.release(refuse=shared.opts.data.get(REFUSE_DURING_RUN, False))
-
-
-def _is_recent(run: Path) -> bool:
-    """Tell whether a run has said anything lately, as one at work does every few seconds; the story of each is not read for it."""
-    try:
-        return RunFolder(run).events.stat().st_mtime > time.time() - RECENT_SECONDS
-    except FileNotFoundError:
-        return False
 
 
 def _take_off() -> _Loaded | None:

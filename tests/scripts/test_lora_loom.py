@@ -14,7 +14,7 @@ from webui_host import Host
 ROOT = Path(__file__).parents[2]
 HEAVY = (
     *("diffusers", "transformers", "accelerate", "peft", "gradio", "fastapi", "safetensors"),
-    *("PIL", "numpy.testing", "lib_lora.train", "lib_lora.merge", "lib_lora.jobs", "lib_lora.ui"),
+    *("PIL", "numpy.testing", "lib_lora.train", "lib_lora.merge", "lib_lora.ui"),
 )
 NEVER = ("diffusers", "transformers", "accelerate", "peft")
 OF_TORCH = (
