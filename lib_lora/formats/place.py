@@ -7,11 +7,12 @@ the file as it was before, and a partial file beside it that nobody reads.
 from __future__ import annotations
 
 import errno
+import glob
 import os
 import secrets
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -64,22 +65,33 @@ def open_new(partial: Path) -> BinaryIO:
 
 
 def put_in_place(partial: Path, file: Path) -> None:
-    """Replace a file by a finished one. On Windows that is refused while someone reads the old one, so it is tried for a while."""
+    """Replace a file by a finished one."""
+    _when_nobody_reads(lambda: partial.replace(file))
+    _sync_folder(file.parent)
+
+
+def remove(file: Path) -> None:
+    """Remove a file, or find that it is gone."""
+    _when_nobody_reads(lambda: file.unlink(missing_ok=True))
+
+
+def remove_partial(folder: Path, *names: str) -> None:
+    """Remove what killed writers left of these files in a folder, or of all; nobody may be writing them."""
+    for name in map(glob.escape, names) if names else "*":
+        for partial in folder.glob(f".{name}.*{PARTIAL}"):
+            partial.unlink(missing_ok=True)
+
+
+def _when_nobody_reads(act: Callable[[], object]) -> None:
+    """Do what Windows refuses while someone has the file open; readers are quick, so it is tried for a while."""
     for left in reversed(range(TRIES)):
         try:
-            partial.replace(file)
-            break
+            act()
+            return
         except PermissionError:
             if not (REFUSED_WHILE_READ and left):
                 raise
             time.sleep(RETRY_SECONDS)
-    _sync_folder(file.parent)
-
-
-def remove_partial(folder: Path, name: str = "*") -> None:
-    """Remove what a killed writer left of the files of this name in a folder; nobody may be writing there."""
-    for partial in folder.glob(f".{name}.*{PARTIAL}"):
-        partial.unlink(missing_ok=True)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import psutil
 
+from lib_lora.formats.place import remove
+
 TORN_SECONDS = 1.0
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 
@@ -85,10 +87,10 @@ def take(folder: Path, kind: str, name: str) -> Owner:
             continue
         # One who was slow may have made a number that was given away, used and removed in the meantime.
         if _files(folder, kind)[-1] != mine:
-            mine.unlink(missing_ok=True)
+            remove(mine)
             continue
         for old in files:
-            old.unlink(missing_ok=True)
+            remove(old)
         return me
 
 
@@ -97,7 +99,7 @@ def release(folder: Path, kind: str) -> None:
     files = _files(folder, kind)
     owner = _read(files[-1]) if files else None
     if owner is not None and owner.is_me:
-        files[-1].unlink(missing_ok=True)
+        remove(files[-1])
 
 
 def _files(folder: Path, kind: str) -> list[Path]:

@@ -12,7 +12,8 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 
-from lib_lora.errors import LoraError, UsageError, did_you_mean
+from lib_lora.errors import LoraError, NoSpaceError, UsageError, did_you_mean
+from lib_lora.formats.place import check_space, remove
 from lib_lora.jobs.client import (
     Run,
     append_event,
@@ -86,10 +87,7 @@ class Queue:
             self._take()
             # Fresh runs stand in the order in which they were made, and one that was queued again came after them all.
             first = min(waiting, key=lambda run: states[run].queued or run.made)
-            try:
-                launch(first)
-            except LoraError as error:
-                log.warning("%s: %s", first.id, error)
+            self._start(first)
             return first
 
     def command(self, run: Run, name: str) -> str:
@@ -115,6 +113,17 @@ class Queue:
                 return run.command(name)
             return ""
 
+    def _start(self, run: Run) -> None:
+        try:
+            check_space(self.root, 0)
+        except NoSpaceError as error:
+            append_event(run, "failed", {"message": str(error)})
+            return
+        try:
+            launch(run)
+        except LoraError as error:
+            log.warning("%s: %s", run.id, error)
+
     def _take(self) -> None:
         self.root.mkdir(parents=True, exist_ok=True)
         owner = take(self.root, "queue", self.name)
@@ -128,7 +137,7 @@ class Queue:
         if state.at_work:
             raise UsageError(f"{run.id} is {state.status}: stop it before it is deleted.")
         # Without this file it is no run any more, whatever else somebody still holds open.
-        RunFolder(run.folder).config.unlink(missing_ok=True)
+        remove(RunFolder(run.folder).config)
         shutil.rmtree(run.folder, ignore_errors=True)
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from lib_lora.errors import FileFormatError, LoraError, did_you_mean
+from lib_lora.formats.place import remove_partial
 from lib_lora.jobs.offline import OFFLINE
 from lib_lora.jobs.owner import release, take
 from lib_lora.jobs.protocol import (
@@ -157,6 +158,7 @@ def main(arguments: Sequence[str]) -> int:
     if not me.is_me:
         log.error("Another worker (process %d) is at this run.", me.pid)
         return 1
+    remove_partial(folder.path)
     begun = any(event.kind == "hello" for event in read_events(folder.events))
     events = EventLog(folder.events)
     events.write("hello", {"pid": me.pid, "started": me.started})

@@ -15,6 +15,11 @@ from lib_lora.formats.place import new_file
 PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".gif")
 
 
+def companion_names(file: Path) -> tuple[str, ...]:
+    """Return the names of a network file and of what is written beside it."""
+    return (file.name, file.with_suffix(".png").name, file.with_suffix(".json").name)
+
+
 def write_companions(file: Path, sample: Path | None, activation: str) -> list[Path]:
     """Put a preview and the activation text beside a network file unless it has them, and return what was written."""
     written = []

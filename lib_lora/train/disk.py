@@ -15,7 +15,7 @@ from lib_lora.formats.network_file import write_network
 from lib_lora.formats.place import check_space, remove_partial
 from lib_lora.networks.dora import MAGNITUDE
 from lib_lora.train.attach import Attached
-from lib_lora.train.companions import write_companions
+from lib_lora.train.companions import companion_names, write_companions
 from lib_lora.train.config import TrainConfig
 from lib_lora.train.loop import Loop, Watcher
 from lib_lora.train.preview import Preview
@@ -46,9 +46,9 @@ class Disk:
         saves, out = self._folder / "saves", self._config.saving.out.parent
         for folder in (saves, self._folder / "state", out):
             folder.mkdir(parents=True, exist_ok=True)
-        for folder in (saves, self._folder / "state"):
+        for folder in (saves, self._folder / "state", self._folder / "samples"):
             remove_partial(folder)
-        remove_partial(out, self._config.saving.out.name)
+        remove_partial(out, *companion_names(self._config.saving.out))
         network = self._network_bytes()
         # A new state is whole before the old one goes, which a resumed run has already.
         states = 1 if self._loop.done else 2

@@ -65,16 +65,16 @@ def test_a_refusal_that_lasts_is_told(tmp_path):
 
 
 def test_what_a_killed_writer_left_is_removed_and_nothing_else(tmp_path):
-    for name in ("a.bin", ".a.bin.12ab.partial", ".b.bin.34cd.partial", "x.partial"):
+    for name in ("[a].bin", ".[a].bin.12ab.partial", ".a.bin.34cd.partial", "x.partial"):
         (tmp_path / name).touch()
-    remove_partial(tmp_path, "a.bin")
+    remove_partial(tmp_path, "[a].bin")
     assert sorted(p.name for p in tmp_path.iterdir()) == [
-        ".b.bin.34cd.partial",
-        "a.bin",
+        ".a.bin.34cd.partial",
+        "[a].bin",
         "x.partial",
     ]
     remove_partial(tmp_path)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.bin", "x.partial"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["[a].bin", "x.partial"]
 
 
 def test_a_disk_that_is_too_full_is_told_with_both_numbers(tmp_path):

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from lib_lora.errors import UsageError
+from lib_lora.formats import place
 from lib_lora.jobs import client
 from lib_lora.jobs.client import Run, append_event
 from lib_lora.jobs.owner import beginning
@@ -199,6 +200,14 @@ def test_a_worker_that_does_not_start_fails_its_run_and_the_next_one_comes(queue
     assert first.state().message.startswith("The worker did not start.")
     assert queue.pump() == second
     assert second.wait(PATIENCE).status == "failed"
+
+
+def test_a_full_disk_fails_a_run_before_its_worker_starts(queue, monkeypatch):
+    run = queue.add(KIND, {})
+    monkeypatch.setattr(place, "SPARE_BYTES", 1 << 60)
+    assert queue.pump() == run
+    assert "MB are needed" in run.state().message
+    assert [event.kind for event in run.events()] == ["failed"]
 
 
 def test_a_launcher_that_was_killed_leaves_a_run_that_is_dead_after_a_while(queue, monkeypatch):
