@@ -20,6 +20,7 @@ from lib_lora.networks.lokr import LOKR
 from lib_lora.networks.lora import LORA
 from lib_lora.networks.norm import NORM
 from lib_lora.networks.sparse import with_remainder
+from tests.halves import HALVES
 from tests.networks import variants
 from tests.recorder import Recorder
 
@@ -176,7 +177,7 @@ def test_channels_may_lie_last(layer):
     assert distance(found, expected) <= 1e-12
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.float32, *HALVES])
 def test_the_branch_follows_the_dtype_of_the_input(layer, dtype):
     uses = [network(layer, 4, 1)]
     exact = baked(layer, uses, (0.7,))(an_input(layer))

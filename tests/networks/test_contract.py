@@ -15,6 +15,7 @@ from lib_lora.networks.contract import (
     misfit,
     shapes_of,
 )
+from tests.halves import HALVES
 from tests.networks.variants import (
     BASED,
     DORA,
@@ -109,7 +110,7 @@ def test_output_differentiates_as_delta_does(variant, layer):
         torch.testing.assert_close(one, two, rtol=1e-9, atol=1e-9, msg=suffix)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize(("variant", "layer"), cases(VARIANTS))
 def test_half_precision_errs_by_some_roundings(variant, layer, dtype):
     module = a_module(layer).to(dtype)

@@ -10,6 +10,7 @@ from lib_lora.networks.full import FULL, SET_WEIGHT, with_bias
 from lib_lora.networks.ia3 import IA3
 from lib_lora.networks.lora import LORA
 from lib_lora.networks.oft import OFT
+from tests.halves import HALVES
 from tests.networks.small import (
     LAYERS,
     STRENGTHS,
@@ -56,7 +57,7 @@ def test_live_is_baked(layer, case):
     assert_live_is_baked(kind, tensors, layer)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dtype", HALVES)
 def test_half_precision_costs_a_few_roundings(layer, case, dtype):
     kind, tensors = case
     assert_half_precision(kind, tensors, layer, dtype, roundings=4)

@@ -10,6 +10,7 @@ from lib_lora.apply.hooks import attach
 from lib_lora.apply.strengths import Strengths
 from lib_lora.networks.contract import CreateOptions, LayerNetwork, misfit
 from lib_lora.networks.norm import NORM
+from tests.halves import HALVES
 from tests.networks.small import (
     a_layer,
     an_input,
@@ -69,7 +70,7 @@ def test_a_branch_takes_norms(layer, tensors):
     assert torch.equal(layer(x), before)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dtype", HALVES)
 def test_half_precision_costs_a_few_roundings(layer, tensors, dtype):
     assert_half_precision(NORM, tensors, layer, dtype, roundings=4)
 

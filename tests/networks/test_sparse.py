@@ -65,7 +65,7 @@ def test_live_is_baked(layer, tensors):
 
 
 def test_indices_stay_whole_numbers_in_half_precision():
-    """float16 has no 2049."""
+    """bfloat16 has no 2049."""
     tensors = {
         "lora_down.weight": torch.zeros(1, 2100),
         "lora_up.weight": torch.zeros(2, 1),
@@ -73,9 +73,9 @@ def test_indices_stay_whole_numbers_in_half_precision():
         "bias_values": torch.tensor([0.5]),
         "bias_size": torch.tensor([2, 2100], dtype=torch.int16),
     }
-    base = torch.zeros(2, 2100, dtype=torch.float16)
+    base = torch.zeros(2, 2100, dtype=torch.bfloat16)
     found = compose(base, [(LayerNetwork(SPARSE, tensors), 1.0)]).weight
-    assert found.dtype == torch.float16
+    assert found.dtype == torch.bfloat16
     assert found.nonzero().tolist() == [[1, 2049]]
     assert float(found[1, 2049]) == 0.5
 
