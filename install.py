@@ -9,23 +9,21 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from lib_lora.errors import LoraError
-from lib_lora.jobs import environment
+from lib_lora.jobs.environment import listed, needed, prepare
 
 
 def main() -> str:
     """Do it and return the line."""
-    plan = environment.needed()
+    plan = needed()
     if plan.problem:
         return plan.problem
     if not plan.missing:
         return "ready"
     try:
-        environment.prepare(lambda step: None)
+        prepare(lambda step: None)
     except LoraError as error:
         return str(error)
-    return (
-        f"the worker has got {len(plan.missing)} packages of its own; the WebUI's are as they were"
-    )
+    return f"prepared {listed(plan.missing)} for the worker; the WebUI's packages are as they were"
 
 
 if __name__ == "__main__":

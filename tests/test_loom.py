@@ -197,8 +197,8 @@ def test_an_environment_of_someone_else_is_left_alone(project):
 
 
 def test_every_requirement_is_pinned_and_has_a_reason():
-    for name in ("standalone.txt", "test.txt"):
-        for line in (ROOT / "requirements" / name).read_text().splitlines():
+    for path in (ROOT / "requirements").glob("*.txt"):
+        for line in path.read_text().splitlines():
             if line and not line.startswith(("#", "-r ")):
                 assert re.fullmatch(
                     r"[a-z0-9-]+==[\w.]+( ; [a-z_]+ [<>=]+ \"[\w.]+\")?  # .+", line

@@ -135,7 +135,7 @@ def status() -> str | None:
     if plan.problem or not plan.overlay or not plan.missing:
         return plan.problem or None
     return (
-        f"Training needs {_listed(plan.missing)} for its worker process. Press Prepare, or start the WebUI while it can reach PyPI "
+        f"Training needs {listed(plan.missing)} for its worker process. Press Prepare, or start the WebUI while it can reach PyPI "
         f"or your mirror; they go into a folder of their own ({plan.overlay.megabytes} MB at most) and the WebUI's packages stay as "
         "they are. Everything else works without them."
     )
@@ -257,9 +257,7 @@ def _fill(overlay: Overlay, tell: Tell) -> None:
     try:
         code, said = run(_pip(overlay), tell, _pip_environment())
         if code:
-            raise LoraError(
-                f"{_listed(overlay.missing)} could not be installed: {reason_of(said)}."
-            )
+            raise LoraError(f"{listed(overlay.missing)} could not be installed: {reason_of(said)}.")
         record = {"files": _count(overlay.folder), "pins": overlay.missing}
         (overlay.folder / RECORD).write_text(json.dumps(record), "utf-8")
     except BaseException:
@@ -314,6 +312,7 @@ def _alone(tell: Tell) -> Iterator[None]:
         yield
 
 
-def _listed(names: tuple[str, ...] | list[str]) -> str:
-    words = [name.replace("==", " ") for name in names]
+def listed(pins: tuple[str, ...]) -> str:
+    """Return pins as words: "diffusers 0.31.0 and huggingface-hub 0.23.5"."""
+    words = [pin.replace("==", " ") for pin in pins]
     return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))

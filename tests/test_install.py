@@ -1,0 +1,118 @@
+"""What the WebUI runs at every start, run as it runs it: from another folder, with its own packages on the path."""
+
+import os
+import resource
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.jobs.test_environment import WEBUI, wheel
+
+ROOT = Path(__file__).resolve().parents[1]
+FILES = (
+    "install.py",
+    "lib_lora/__init__.py",
+    "lib_lora/errors.py",
+    "lib_lora/jobs/__init__.py",
+    "lib_lora/jobs/environment.py",
+    "lib_lora/jobs/offline.py",
+    "lib_lora/jobs/pip.py",
+)
+# Seconds of processor time beyond those of `python -c pass`.
+LIMIT = 0.05
+
+
+class Extension:
+    """The real install.py in an extension folder with a list of its own, and a WebUI whose torch and launch must not be imported."""
+
+    def __init__(self, root):
+        self.root, self.site, self.shelf = root / "ext", root / "site", root / "shelf"
+        for name in FILES:
+            (self.root / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, self.root / name)
+        self.pins = self.root / "requirements" / "worker-small.txt"
+        for folder in (self.pins.parent, self.site, self.shelf):
+            folder.mkdir()
+        self.pins.write_text("probe_one==1.0  # a\n")
+        wheel(self.shelf, "probe_one")
+        for name, version in WEBUI.items():
+            (self.site / f"{name}-{version}.dist-info").mkdir()
+        for name in ("torch", "launch"):
+            (self.site / f"{name}.py").write_text(f"raise SystemExit('{name} was imported')\n")
+        self.env = {k: v for k, v in os.environ.items() if not k.startswith(("PIP_", "PYTHON"))}
+        self.env |= {
+            "PYTHONPATH": str(self.site),
+            "PIP_NO_INDEX": "1",
+            "PIP_FIND_LINKS": str(self.shelf),
+            "PIP_CONFIG_FILE": os.devnull,
+        }
+
+    def install(self):
+        """Return the exit code and what was printed, errors too."""
+        done = subprocess.run(
+            [sys.executable, str(self.root / "install.py")],
+            env=self.env,
+            cwd=self.site,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=120,
+        )
+        return done.returncode, done.stdout
+
+
+@pytest.fixture
+def extension(tmp_path):
+    return Extension(tmp_path)
+
+
+def test_it_prepares_once_and_says_one_line(extension):
+    before = sorted(extension.site.rglob("*"))
+    code, first = extension.install()
+    assert code == 0
+    assert first == (
+        "LoRA Loom: prepared probe_one 1.0 for the worker; the WebUI's packages are as they were\n"
+    )
+    assert len(list((extension.root / ".worker").glob("*/probe_one.py"))) == 1
+    assert extension.install() == (0, "LoRA Loom: ready\n")
+    assert sorted(extension.site.rglob("*")) == before
+
+
+def test_a_failure_is_one_line_and_no_error(extension):
+    extension.pins.write_text("probe_one==9.0  # not there\n")
+    code, said = extension.install()
+    assert code == 0
+    assert said.startswith("LoRA Loom: probe_one 9.0 could not be installed: ")
+    assert said.count("\n") == 1
+
+
+def test_what_cannot_be_helped_is_said(extension):
+    shutil.rmtree(next(extension.site.glob("torch-*")))
+    (extension.site / "torch-1.13.1.dist-info").mkdir()
+    assert extension.install() == (
+        0,
+        "LoRA Loom: Training needs torch 2.1 or newer; the WebUI has 1.13.1.\n",
+    )
+
+
+def processor_seconds(*arguments):
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([sys.executable, *arguments], check=True, stdout=subprocess.DEVNULL)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def test_nothing_to_do_costs_next_to_nothing(extension, monkeypatch):
+    """The limit is for a machine on its own, where `pass` takes 15 ms; beside other programs both take longer."""
+    extension.install()
+    for name, value in extension.env.items():
+        monkeypatch.setenv(name, value)
+    pairs = [
+        (processor_seconds("-c", "pass"), processor_seconds(str(extension.root / "install.py")))
+        for _ in range(10)
+    ]
+    nothing, all_of_it = (min(times) for times in zip(*pairs, strict=True))
+    assert all_of_it - nothing < max(LIMIT, 3 * nothing), f"{nothing:.3f} s and {all_of_it:.3f} s"
