@@ -3,6 +3,7 @@
     "use strict";
     const loom = (globalThis.loraLoom ??= {});
     const PLACE = "lora_loom_train";
+    const SILENT = "The server does not answer. Trying again …";
     const LOOK_MS = 300, BUSY_MS = 1000, IDLE_MS = 3000;
 
     /** Make an element. Texts become text nodes: nothing that comes from a file or a person is ever read as markup. */
@@ -88,42 +89,46 @@
     const mount = async (place) => {
         const routes = loom.routes(place.dataset.token);
         const page = await routes.get("page");
-        const offline = loom.make("p", { class: "offline", role: "status", hidden: true }, "The server does not answer. Trying again …");
+        const offline = loom.make("p", { class: "offline", role: "status", hidden: true });
         const form = loom.trainForm(routes, page, (run) => {
             live.choose(run);
             place.scrollIntoView({ behavior: "smooth" });
         });
         const live = loom.liveView(routes, form.memory);
         place.replaceChildren(offline, loom.make("div", { class: "columns" }, form.element, live.element));
-        let seen = true;
-        const step = async () => {
-            if (!place.isConnected) return;
-            let wait = IDLE_MS;
+        let seen = true, hurry = false;
+        const hurryUp = () => (hurry = true);
+        let rouse = hurryUp;
+        const rest = (milliseconds) =>
+            new Promise((done) => {
+                const goOn = () => {
+                    clearTimeout(timer);
+                    [hurry, rouse] = [false, hurryUp];
+                    done();
+                };
+                const timer = setTimeout(goOn, hurry ? 0 : milliseconds);
+                rouse = goOn;
+            });
+        live.wake = () => rouse();
+        /** Ask once and show the answer; return how long to wait until the next time. */
+        const turn = async () => {
             const visible = isVisible(place), back = visible && !seen;
             seen = visible;
-            if (visible) {
-                try {
-                    if (back) await form.refresh();
-                    const state = await routes.get(`state?${new URLSearchParams(live.wanted())}`);
-                    live.show(state);
-                    form.show(state);
-                    offline.hidden = true;
-                    if (state.runs.some((run) => run.active) || state.environment.busy) wait = BUSY_MS;
-                } catch (error) {
-                    if (error instanceof Refused) offline.textContent = error.message;
-                    offline.hidden = false;
-                    wait = BUSY_MS;
-                }
-            } else wait = LOOK_MS;
-            live.wake = (() => {
-                const timer = setTimeout(step, wait);
-                return () => {
-                    clearTimeout(timer);
-                    step();
-                };
-            })();
+            if (!visible) return LOOK_MS;
+            try {
+                if (back) await form.refresh();
+                const asked = live.wanted(), state = await routes.get(`state?${new URLSearchParams(asked)}`);
+                live.show(state, asked);
+                form.show(state);
+                offline.hidden = true;
+                return state.runs.some((run) => run.active) || state.environment.busy ? BUSY_MS : IDLE_MS;
+            } catch (error) {
+                offline.textContent = error instanceof Refused ? error.message : SILENT;
+                offline.hidden = false;
+                return BUSY_MS;
+            }
         };
-        step();
+        while (place.isConnected) await rest(await turn());
     };
 
     const look = () => {

@@ -4,7 +4,7 @@
     const loom = (globalThis.loraLoom ??= {});
     const make = (...all) => loom.make(...all);
     const STORE = "loraLoom.form", OTHER = "", PAUSE_MS = 350;
-    const [BASE, FOLDER, OUT, SIZE] = ["model.base", "data.folder", "saving.out", "data.size"];
+    const [BASE, FOLDER, OUT, SIZE, CAPTION] = ["model.base", "data.folder", "saving.out", "data.size", "data.caption"];
 
     /** Return what a field accepts, in a few characters. */
     loom.rangeText = (field) => {
@@ -98,6 +98,7 @@
             field.tell(null);
             changed(field);
         });
+        field.size = () => bases.find((base) => base.file === field.get())?.size;
         field.get = () => (other.hidden ? field.input.value : other.value.trim());
         field.set = (file) => {
             const known = bases.some((base) => base.file === file);
@@ -129,17 +130,19 @@
         const forecast = loom.forecast(), report = loom.datasetReport();
         const verdict = make("p", { class: "verdict", role: "status" });
         const failure = make("p", { class: "wrong", role: "alert", hidden: true });
+        let family = "";
 
         const settings = () => Object.fromEntries([...fields.values()].map((field) => [field.name, field.get()]));
         const fit = forecast.fit;
         const asked = () => ({ settings: settings(), fit: fit.checked });
         const foreseen = (plan) => {
             forecast.show(plan);
+            meet(plan.family);
             verdict.textContent = plan.verdict;
             verdict.classList.toggle("over", !plan.fits);
             for (const field of fields.values()) field.choose(plan.chosen[field.name]);
         };
-        const remember = () => localStorage.setItem(STORE, JSON.stringify({ ...settings(), preset: preset.value, fit: fit.checked }));
+        const remember = () => localStorage.setItem(STORE, JSON.stringify({ ...settings(), preset: preset.value, fit: fit.checked, family }));
         const say = (problems) => {
             for (const field of fields.values()) field.tell(null);
             let first = null;
@@ -154,7 +157,7 @@
 
         let lookedAt = "";
         const look = later(async () => {
-            const asked = { folder: fields.get(FOLDER).get(), size: fields.get(SIZE).get() };
+            const asked = { folder: fields.get(FOLDER).get(), size: fields.get(SIZE).get(), caption: fields.get(CAPTION).get() };
             if (!asked.folder || JSON.stringify(asked) === lookedAt) return;
             lookedAt = JSON.stringify(asked);
             report.wait();
@@ -163,24 +166,37 @@
         const foresee = later(() => routes.post("plan", asked()).then(foreseen, (error) => forecast.fail(error)));
         const changed = (field) => {
             remember();
-            if ([FOLDER, SIZE].includes(field.name)) look();
+            if (field.name === BASE) adopt(false);
+            if ([FOLDER, SIZE, CAPTION].includes(field.name)) look();
             if (field.name !== OUT) foresee();
             count();
         };
 
         const preset = make("select", { id: "loom_preset" }, page.presets.map(({ id, label }) => make("option", { value: id }, label)));
         const presetHelp = make("p", { class: "help" });
-        const usual = () => page.presets.find(({ id }) => id === preset.value)?.settings ?? {};
-        const adopt = (change) => {
+        const usual = () => {
+            const chosen = page.presets.find(({ id }) => id === preset.value);
+            const size = fields.get(BASE).size();
+            return { ...defaults, ...chosen?.settings[family], ...(size ? { [SIZE]: String(size) } : {}) };
+        };
+        /** Take the values of the preset; `all`, or only where a field still has what was usual before. */
+        const adopt = (all) => {
             const texts = usual();
             presetHelp.textContent = page.presets.find(({ id }) => id === preset.value)?.help ?? "";
             for (const field of fields.values()) {
-                if ([BASE, FOLDER, OUT, "data.caption"].includes(field.name)) continue;
-                const text = texts[field.name] ?? defaults[field.name];
-                field.usually(text);
-                if (change) field.set(text);
+                if ([BASE, FOLDER, OUT, CAPTION, "samples.prompts"].includes(field.name)) continue;
+                const untouched = !field.isChanged();
+                field.usually(texts[field.name]);
+                if (all || untouched) field.set(texts[field.name]);
             }
             count();
+        };
+        /** Learn of which family the base model is. */
+        const meet = (now) => {
+            if (now === family) return;
+            family = now;
+            adopt(false);
+            foresee();
         };
         fit.addEventListener("change", () => {
             remember();
@@ -256,6 +272,7 @@
                 localStorage.removeItem(STORE);
             }
             fit.checked = stored.fit ?? true;
+            family = stored.family ?? "";
             if (page.presets.some(({ id }) => id === stored.preset)) preset.value = stored.preset;
             adopt(true);
             for (const field of fields.values()) if (typeof stored[field.name] === "string") field.set(stored[field.name]);

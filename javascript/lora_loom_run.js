@@ -63,29 +63,37 @@
         };
     };
 
-    /** The pictures drawn on the way, the newest first; a click shows one at its full size. */
+    /** The pictures drawn on the way: a row for each prompt, the newest first. A click shows one at its full size. */
     const gallery = (routes) => {
-        const shown = new Map();
+        const shown = new Set(), strips = new Map();
         const large = make("dialog", { class: "large", onclick: () => large.close() });
-        const strip = make("div", { class: "strip" });
-        const element = make("div", { class: "samples", hidden: true }, make("h3", {}, "Samples"), strip, large);
+        const rows = make("div", { class: "rows" });
+        const element = make("div", { class: "samples", hidden: true }, make("h3", {}, "Samples"), rows, large);
         const open = (picture, caption) => {
             large.replaceChildren(make("img", { src: picture.src, alt: picture.alt }), make("p", {}, caption));
             large.showModal();
         };
+        const stripOf = (prompt) => {
+            if (!strips.has(prompt)) {
+                strips.set(prompt, make("div", { class: "strip" }));
+                rows.append(make("p", { class: "help" }, prompt), strips.get(prompt));
+            }
+            return strips.get(prompt);
+        };
         const add = async (run, { step, name, prompt }) => {
-            shown.set(name, null);
-            const picture = make("img", { alt: prompt || `Sample after ${step} steps`, loading: "lazy" });
-            const caption = prompt ? `step ${step} · ${prompt}` : `step ${step}`;
-            strip.prepend(make("button", { type: "button", class: "sample", title: prompt, onclick: () => open(picture, caption) }, picture, make("span", {}, `step ${step}`)));
+            shown.add(name);
+            const words = `step ${step}`;
+            const picture = make("img", { alt: `${prompt} after ${step} steps`, loading: "lazy" });
+            stripOf(prompt).prepend(make("button", { type: "button", class: "sample", onclick: () => open(picture, `${words} · ${prompt}`) }, picture, make("span", {}, words)));
             picture.src = await routes.picture(`runs/${encodeURIComponent(run)}/samples/${encodeURIComponent(name)}`).catch(() => "");
         };
         return {
             element,
             clear: () => {
-                for (const each of strip.querySelectorAll("img")) URL.revokeObjectURL(each.src);
+                for (const each of rows.querySelectorAll("img")) URL.revokeObjectURL(each.src);
                 shown.clear();
-                strip.replaceChildren();
+                strips.clear();
+                rows.replaceChildren();
                 element.hidden = true;
             },
             show: (run, samples) => {
@@ -253,13 +261,14 @@
             element: make("div", { class: "live" }, environment.element, owner, empty, panel.element, memory, listBox),
             wanted: () => ({ run: chosen, after: seen }),
             choose,
-            show: (state) => {
+            /** asked: what `wanted` was when the state was asked for; another run may have been chosen since. */
+            show: (state, asked) => {
                 environment.show(state.environment);
                 owner.textContent = state.owner;
                 owner.hidden = !state.owner;
                 empty.hidden = Boolean(state.runs.length);
                 listBox.hidden = state.runs.length < 2;
-                if (state.run) {
+                if (state.run && asked.run === chosen) {
                     [chosen, seen] = [state.run.id, state.run.seq];
                     panel.show(state.run);
                 }

@@ -9,7 +9,7 @@ from pathlib import Path
 
 EXAMPLE = "example: python3 loom.py serve --base model.safetensors --lora-dir loras"
 DEMO_BASE = Path(__file__).resolve().parents[1] / "demo" / "base.safetensors"
-DEMO_SIZE, USUAL_SIZE = 64, 512
+DEMO_SIZE = 64
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     defaults = Defaults(
         base=args.base,
         lora_dir=args.lora_dir,
-        size=DEMO_SIZE if args.base == DEMO_BASE else USUAL_SIZE,
+        size=DEMO_SIZE if args.base == DEMO_BASE else None,
         samplers=[sampler.label for sampler in SAMPLERS],
         fixed_files=not is_loopback(args.host),
     )

@@ -17,6 +17,7 @@ from lib_lora.ui.studio import Studio
 log = logging.getLogger(__name__)
 
 PROMPT = "txt2img_prompt"  # as in the WebUI, so that "try it" finds it
+USUAL_SIZE = 512
 RAMP = "<lora:{}:0@0,1@1>"
 HINT = (
     "A LoRA tag takes a number or keyframes: `<lora:NAME:0.8>`, `<lora:NAME:0@0,1@1>` (from 0 to 1),"
@@ -81,8 +82,8 @@ def _form(studio: Studio) -> tuple[list[gr.components.Component], gr.Button]:
         steps = gr.Number(20, label="Steps", precision=0, minimum=1, maximum=1000)
         guidance = gr.Number(5, label="Guidance", minimum=1, step=0.5)
     with gr.Row():
-        width = gr.Number(start.size, label="Width", precision=0, step=8, minimum=8)
-        height = gr.Number(start.size, label="Height", precision=0, step=8, minimum=8)
+        width = gr.Number(start.size or USUAL_SIZE, label="Width", precision=0, step=8, minimum=8)
+        height = gr.Number(start.size or USUAL_SIZE, label="Height", precision=0, step=8, minimum=8)
         seed = gr.Number(0, label="Seed", precision=0, minimum=0)
     with gr.Accordion("Model and LoRA", open=True):
         base = gr.Textbox(

@@ -85,7 +85,10 @@ def _add_reading(router: APIRouter, service: TrainService, token: str) -> None:
     @router.get("/runs/{run}/samples/{name}")
     def sample(request: Request, run: str, name: str) -> Response:
         _check_token(request, token)
-        file = service.sample(run, name)
+        try:
+            file = service.sample(run, name)
+        except LoraError:
+            file = None
         if file is None:
             raise HTTPException(404)
         return FileResponse(file, headers=KEPT)

@@ -20,7 +20,8 @@ LOG_LINES = 200
 SHOWN_NOTES = 30
 Point = tuple[int, float]
 COMMANDS: Mapping[str, tuple[str, ...]] = {
-    "queued": ("stop", "remove"),
+    "queued": ("pause", "remove"),
+    "starting": (),
     "running": ("pause", "save", "stop"),
     "paused": ("resume", "remove"),
     "stopped": ("resume", "remove"),

@@ -78,7 +78,9 @@ def build_app(studio: Studio, host: str, runs: Path) -> FastAPI:
         ssr_mode=False,
     )
     add_asset_routes(app)
-    add_train_routes(app, open_service(studio, runs, TITLE), token)
+    start = studio.defaults
+    sizes = {start.base.absolute(): start.size} if start.size else {}
+    add_train_routes(app, open_service(studio, runs, TITLE, sizes), token)
     return app
 
 

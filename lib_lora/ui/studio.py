@@ -32,11 +32,11 @@ REFUSED = "A training has the GPU; pictures can be drawn again when it is over o
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Defaults:
-    """What the page begins with. fixed_files: the visitor may not name other files than these."""
+    """What the page begins with. size: that of the base model's pictures; fixed_files: the visitor may name no other files than these."""
 
     base: Path
     lora_dir: Path
-    size: int
+    size: int | None
     samplers: Sequence[str]
     fixed_files: bool = False
 

@@ -17,7 +17,7 @@ from lib_lora.ui.attendant import will_be_delivered
 from lib_lora.ui.forecast_view import Forecaster
 from lib_lora.ui.form import describe_form
 from lib_lora.ui.preparation import Preparation
-from lib_lora.ui.presets_view import presets
+from lib_lora.ui.presets_view import describe_presets
 from lib_lora.ui.request import Requests
 from lib_lora.ui.run_view import Watched, list_entry, run_view, sample_file
 
@@ -31,14 +31,20 @@ Body = Mapping[str, Any]
 class TrainService:
     """host: the program that owns the loaded model; queue: the runs; preparation: the worker's environment; requests: the forms.
 
-    Threads may share it; nothing here waits for a model or a worker.
+    sizes: of pictures, by base model, where its family does not tell. Threads may share it; nothing here waits for a model or a worker.
     """
 
     def __init__(
-        self, host: Host, queue: Queue, preparation: Preparation, requests: Requests
+        self,
+        host: Host,
+        queue: Queue,
+        preparation: Preparation,
+        requests: Requests,
+        sizes: Mapping[Path, int] | None = None,
     ) -> None:
         self._host, self._queue = host, queue
         self._preparation, self._requests = preparation, requests
+        self._sizes = sizes or {}
         self._forecaster = Forecaster(host)
         self._looked_at: dict[Path, Watched] = {}
 
@@ -49,17 +55,21 @@ class TrainService:
             "names_files": self._requests.names_files,
             "network_folder": str(self._host.network_folder()),
             "form": describe_form(),
-            "presets": presets(),
+            "presets": describe_presets(),
             **self.bases(),
         }
 
     def bases(self) -> dict[str, Any]:
         """Return the base models, the one that the host uses first."""
-        bases = enumerate(self._host.checkpoints())
         return {
             "bases": [
-                {"name": base.name, "file": str(base.file), "loaded": number == 0}
-                for number, base in bases
+                {
+                    "name": base.name,
+                    "file": str(base.file),
+                    "loaded": number == 0,
+                    "size": self._sizes.get(base.file),
+                }
+                for number, base in enumerate(self._host.checkpoints())
             ]
         }
 
@@ -138,12 +148,14 @@ class TrainService:
         return {Path(out) for out in outs if out}
 
 
-def open_service(host: Host, runs: Path, name: str) -> TrainService:
+def open_service(
+    host: Host, runs: Path, name: str, sizes: Mapping[Path, int] | None = None
+) -> TrainService:
     """Return what stands behind the Train page of a host; name: what other processes are told of this one."""
     info = host.info()
     preparation = Preparation(environment.status, environment.prepare, not info.restricted)
     requests = Requests(host, info.root / PICTURES)
-    return TrainService(host, Queue(runs, name), preparation, requests)
+    return TrainService(host, Queue(runs, name), preparation, requests, sizes)
 
 
 def _shown(asked: str, states: Mapping[Run, RunState]) -> Run | None:

@@ -33,7 +33,9 @@ class Service:
         return {"run": run, "after": after}
 
     def sample(self, run, name):
-        return self.file if (run, name) == ("one", "a.png") else None
+        if run != "one":
+            raise UsageError("There is no such run.")
+        return self.file if name == "a.png" else None
 
     def plan(self, body):
         raise ConfigError([("network.rank", "Too high."), ("network", "Nothing is trained.")])
@@ -105,6 +107,8 @@ def test_what_is_asked_for_is_answered(address):
     _, body = ask(f"{address}state?after=-5")
     assert json.loads(body) == {"run": "", "after": 0}
     assert ask(f"{address}runs/one/samples/a.png") == (200, b"picture")
+    assert ask(f"{address}runs/one/samples/b.png")[0] == 404
+    assert ask(f"{address}runs/two/samples/a.png")[0] == 404
 
 
 def test_what_is_asked_of_a_run_arrives(address, service):
