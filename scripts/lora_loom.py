@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from modules import script_callbacks
@@ -33,6 +34,12 @@ class Pages:
             self.pages.close()
 
 
+def on(event: str, callback: Callable[..., object]) -> None:
+    """Register a callback as the WebUI's `on_...` do, which without the file's name go through all modules to find it out."""
+    callbacks = script_callbacks.callback_map[f"callbacks_{event}"]
+    script_callbacks.add_callback(callbacks, callback, category=event, filename=__file__)
+
+
 if recent_runs(RUNS):
     from lib_lora.hosts.a1111_gpu import begin_lent
 
@@ -40,9 +47,9 @@ if recent_runs(RUNS):
 
 cut_in, pages = CutIn(), Pages()
 cut_in.install()
-script_callbacks.on_cfg_denoiser(cut_in.arm)
-script_callbacks.on_cfg_after_cfg(cut_in.disarm)
-script_callbacks.on_ui_tabs(pages.tabs)
-script_callbacks.on_app_started(pages.start)
-script_callbacks.on_script_unloaded(cut_in.uninstall)
-script_callbacks.on_script_unloaded(pages.close)
+on("cfg_denoiser", cut_in.arm)
+on("cfg_after_cfg", cut_in.disarm)
+on("ui_tabs", pages.tabs)
+on("app_started", pages.start)
+on("script_unloaded", cut_in.uninstall)
+on("script_unloaded", pages.close)

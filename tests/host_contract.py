@@ -78,6 +78,18 @@ def test_a_function_is_replaced_once_per_owner(host):
     assert extra_networks.activate == before
 
 
+def test_a_callback_can_be_registered_with_the_file_that_it_comes_from(host):
+    # modules/script_callbacks.py:127
+    heard = []
+    callbacks = script_callbacks.callback_map["callbacks_cfg_denoiser"]
+    script_callbacks.add_callback(
+        callbacks, heard.append, category="cfg_denoiser", filename=__file__
+    )
+    seen = evaluations()
+    host.draw("a fox")
+    assert len(heard) == len(seen) > 0
+
+
 def test_what_a_callback_raises_is_swallowed(host):
     # modules/script_callbacks.py:334
     script_callbacks.on_cfg_denoiser(lambda params: 1 / 0)

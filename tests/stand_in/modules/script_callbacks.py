@@ -6,6 +6,20 @@ registered = {}
 swallowed = []
 
 
+class _Callbacks:
+    """The callbacks of every event, by the host's name of their list."""
+
+    def __getitem__(self, name):
+        return registered.setdefault(name.removeprefix("callbacks_"), [])
+
+
+callback_map = _Callbacks()
+
+
+def add_callback(callbacks, fun, *, name=None, category="unknown", filename=None):
+    callbacks.append(fun)
+
+
 def _registrar(event):
     return lambda callback, *, name=None: registered.setdefault(event, []).append(callback)
 
