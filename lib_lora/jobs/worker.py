@@ -53,6 +53,17 @@ class Reporter:
         told = {"step": step, "total": total, "loss": loss, "rate": rate}
         self._events.write("step", {**told, "seconds_left": round(seconds_left, 1)})
 
+    def pace(
+        self, seconds_per_step: float, steps_per_epoch: int, total: int, sentence: str
+    ) -> None:
+        """Tell how fast the steps go, and why they are slow."""
+        told = {"seconds_per_step": seconds_per_step, "steps_per_epoch": steps_per_epoch}
+        times = {
+            "epoch_seconds": seconds_per_step * steps_per_epoch,
+            "run_seconds": seconds_per_step * total,
+        }
+        self._events.write("pace", {**told, **times, "total": total, "sentence": sentence})
+
     def validation(self, step: int, loss: float) -> None:
         """Tell the loss on the fixed draws after so many steps."""
         self._events.write("validation", {"step": step, "loss": loss})
