@@ -22,3 +22,7 @@ HALVES = [
     )
     for dtype in (torch.float16, torch.bfloat16)
 ]
+
+SCALES_ON_CPU = pytest.mark.skipif(
+    not hasattr(torch.amp, "GradScaler"), reason="this PyTorch scales losses on CUDA alone"
+)

@@ -234,7 +234,7 @@ def _joint(path: str, width: int, normalised: bool, twice: bool, last: bool) -> 
 SD_CHANNELS = (320, 640, 1280, 1280)
 CLIP_L = partial(clip, 768, 12)
 CLIP_G = partial(clip, 1280, 32, projection=True)
-SD3_ENCODERS = {
+SD3_ENCODERS: Mapping[str, Callable[[], Iterable[Sized]]] = {
     "te1": partial(clip, 768, 12, projection=True),
     "te2": CLIP_G,
     "te3": t5,

@@ -41,7 +41,7 @@ class SmallLinear(nn.Linear):
     computes: torch.dtype
 
     @property
-    def weight(self) -> nn.Parameter:
+    def weight(self) -> nn.Parameter:  # type: ignore[override]
         """Return the weight in the dtype of computation."""
         return nn.Parameter(_whole(self.small, self.scale, self.computes), requires_grad=False)
 
@@ -58,7 +58,7 @@ class SmallConv2d(nn.Conv2d):
     computes: torch.dtype
 
     @property
-    def weight(self) -> nn.Parameter:
+    def weight(self) -> nn.Parameter:  # type: ignore[override]
         """Return the weight in the dtype of computation."""
         return nn.Parameter(_whole(self.small, self.scale, self.computes), requires_grad=False)
 

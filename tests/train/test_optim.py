@@ -9,6 +9,7 @@ from lib_lora.errors import UsageError
 from lib_lora.train.config import OptimizerConfig, ScheduleConfig
 from lib_lora.train.optim import Optimizer, flatten, rate_share
 from lib_lora.train.precision import make_scaler
+from tests.halves import SCALES_ON_CPU
 
 SHAPES = [(3, 4), (5,), (2, 2, 3, 3)]
 SCHEDULE = ScheduleConfig(steps=6, decay="constant")
@@ -87,6 +88,7 @@ def scaled(tensors):
     return Optimizer(groups, OptimizerConfig(), SCHEDULE, scaler)
 
 
+@SCALES_ON_CPU
 def test_a_scaled_loss_gives_the_same_steps():
     """The scale is a power of two, so that it changes no digit."""
     tensors, others = leaves(), leaves()
@@ -100,6 +102,7 @@ def test_a_scaled_loss_gives_the_same_steps():
     assert all(map(torch.equal, tensors, others))
 
 
+@SCALES_ON_CPU
 def test_an_overflow_changes_nothing_but_the_scale():
     tensors = leaves()
     optimizer = scaled(tensors)
@@ -117,6 +120,7 @@ def test_an_overflow_changes_nothing_but_the_scale():
     assert not torch.equal(optimizer.groups[0].flat, before)
 
 
+@SCALES_ON_CPU
 def test_a_restored_scale_goes_on_to_the_same_bits():
     tensors = leaves()
     optimizer = scaled(tensors)
@@ -142,5 +146,7 @@ def test_a_restored_scale_goes_on_to_the_same_bits():
 
 def test_eight_bits_need_a_cuda_device():
     config = OptimizerConfig(type="adamw8bit")
-    with pytest.raises(UsageError, match="needs a CUDA device; found a CPU. Accepted here: adamw"):
+    with pytest.raises(
+        UsageError, match=r"needs a CUDA device; found a CPU\. Accepted here: adamw"
+    ):
         Optimizer([flatten("unet", 0.01, leaves())], config, SCHEDULE)

@@ -8,6 +8,7 @@ from torch import nn
 
 from lib_lora.networks.contract import apply_weight
 from lib_lora.train.precision import SMALL, SmallConv2d, SmallLinear, make_scaler, store_small
+from tests.halves import SCALES_ON_CPU
 from tests.train.saved import count_saved
 
 
@@ -105,6 +106,7 @@ def test_a_row_of_zeros_stays_zero():
     assert small_copy(module)[2].weight[1].abs().max() == 0
 
 
+@SCALES_ON_CPU
 def test_only_fp16_scales_the_loss():
     cpu = torch.device("cpu")
     assert make_scaler("fp32", cpu) is None
