@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from lib_lora.families.sd1 import INPAINTING_CHANNELS, LATENT_CHANNELS
 from lib_lora.families.table import WHOLE, Layer, Part
 from lib_lora.formats.dialects import DENOISER, Alias, Located, locate
 from lib_lora.formats.fused import (
@@ -31,6 +32,7 @@ from lib_lora.networks.compose import (
 from lib_lora.networks.contract import ALPHA, NetworkType, Shape, Shapes, misfit, shapes_of
 from lib_lora.networks.full import BIAS, DIFFERENCE, FULL
 from lib_lora.networks.lora import DOWN, UP
+from lib_lora.networks.narrow import narrowed
 
 EMBEDDING = "bundle_emb."
 BIASES = frozenset(kind.bias for kind in (*EXTRACTED_TYPES, *NETWORK_TYPES) if kind.bias)
@@ -141,8 +143,25 @@ def _judged(shapes: Shapes, part: Part, layer: Shape | None) -> Judgement:
         for written, ours in ((SCALE, ALPHA), (LORA_BIAS, BIAS)):
             if written in shapes and ours not in shapes:
                 shapes = {ours if s == written else s: shape for s, shape in shapes.items()}
+    return type_for(shapes, layer)
+
+
+def type_for(shapes: Shapes, layer: Shape | None) -> Judgement:
+    """Return the type of a layer's tensors, and why they cannot change a layer of this shape, `None` when they can.
+
+    A network that is made for a latent alone fits an inpainting model's first convolution.
+    """
     kind = network_type_of(shapes)
-    return kind, _reason(kind, shapes, layer)
+    reason = _reason(kind, shapes, layer)
+    if reason is not None and kind is not None and layer is not None and _sees_a_mask(layer):
+        narrow = narrowed(kind, LATENT_CHANNELS)
+        if misfit(narrow, shapes, layer) is None:
+            return narrow, None
+    return kind, reason
+
+
+def _sees_a_mask(layer: Shape) -> bool:
+    return len(layer) == 4 and layer[1] == INPAINTING_CHANNELS
 
 
 def _homeless_biases(matched: Matched, layers: Mapping[str, Layer]) -> dict[str, str]:

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from lib_lora.errors import UsageError
+from lib_lora.families.sd1 import INPAINTING_CHANNELS, LATENT_CHANNELS
 from lib_lora.families.table import Family, Layer
 from lib_lora.formats.checkpoint import Checkpoint
 from lib_lora.formats.dialects import (
@@ -35,11 +36,11 @@ from lib_lora.formats.dialects import (
     kohya_original_name,
 )
 from lib_lora.formats.header import Header, read_header
-from lib_lora.formats.matching import Unmatched, match_tensors
+from lib_lora.formats.matching import Unmatched, match_tensors, type_for
 from lib_lora.formats.network_file import NetworkFile
 from lib_lora.formats.suffixes import SCALE
 from lib_lora.networks import norm
-from lib_lora.networks.compose import compose, network_type_of
+from lib_lora.networks.compose import compose
 from lib_lora.networks.contract import (
     ALPHA,
     Delta,
@@ -57,11 +58,13 @@ from lib_lora.networks.ia3 import FACTORS, IA3, ON_INPUT
 from lib_lora.networks.loha import LOHA
 from lib_lora.networks.lokr import LOKR
 from lib_lora.networks.lora import DOWN, LORA, UP
+from lib_lora.networks.narrow import narrowed
 from lib_lora.networks.norm import NORM
 from lib_lora.networks.oft import CONSTRAINT, OFT
 
 PEFT_PAIR = ("lora_A.weight", "lora_B.weight")
-INPAINTING_CHANNELS = 9  # to every delta on so many the WebUI adds five columns
+# To every delta on an inpainting model's first convolution the WebUI adds five columns, which must be one of four.
+NARROW = frozenset(narrowed(kind, LATENT_CHANNELS).id for kind in (LORA, LOHA, LOKR, FULL))
 NOT_FOUND = "the live WebUI finds no layer by this name"
 # In the order in which it tries them; its OFT is BOFT as well.
 TRIED = (LORA, LOHA, IA3, LOKR, FULL, NORM, GLORA, OFT)
@@ -225,13 +228,13 @@ def _own_part(
     if layer.weight.part.of > 1:
         dropped |= {BIAS}
     tensors = {suffix: tensor for suffix, tensor in part.tensors.items() if suffix not in dropped}
-    return LayerNetwork(network_type_of(shapes_of(tensors)) or part.type, tensors)
+    return LayerNetwork(type_for(shapes_of(tensors), layer.shape)[0] or part.type, tensors)
 
 
 def misfit(part: LayerNetwork, layer: Shape) -> str | None:
     """Return why the WebUI skips a network that fits a layer of this shape, `None` when it does not."""
     tensors = part.tensors
-    if len(layer) == 4 and layer[1] == INPAINTING_CHANNELS:
+    if len(layer) == 4 and layer[1] == INPAINTING_CHANNELS and part.type.id not in NARROW:
         return f"the live WebUI adds five columns to a delta on {INPAINTING_CHANNELS} channels"
     if part.type.id == IA3.id:
         factors, on_input = tensors[FACTORS], bool(tensors[ON_INPUT])

@@ -309,6 +309,21 @@ def test_a_delta_on_nine_channels_is_left_out(tmp_path):
     assert "9 channels" in plan.warnings[0]
 
 
+def test_a_delta_on_four_of_nine_channels_is_widened_as_the_webui_does(tmp_path):
+    base = {
+        **base_tensors(torch.float32),
+        f"{UNET}input_blocks.0.0.weight": torch.ones(8, 9, 3, 3),
+    }
+    draw = torch.Generator().manual_seed(1)
+    difference = torch.randn(8, 4, 3, 3, generator=draw)
+    plan = live_plan(tmp_path, base, {"lora_unet_conv_in.diff": difference})
+    report = bake(plan, tmp_path / "merged.safetensors")
+    with TensorReader(report.file) as reader:
+        found = reader.read(f"{UNET}input_blocks.0.0.weight")
+    assert torch.equal(found[:, :4], (1 + difference.double()).float())
+    assert torch.equal(found[:, 4:], torch.ones(8, 5, 3, 3))
+
+
 def test_a_folder_is_refused(tmp_path, make_base):
     folder = tmp_path / "peft"
     write_network(folder, lora_tensors([QUERY], seed=1), LAYERS, SD1.components, "peft")
