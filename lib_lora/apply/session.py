@@ -11,11 +11,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
+from typing import Protocol
 
 from torch import nn
-from torch.utils.hooks import RemovableHandle
 
 from lib_lora.apply.branch import Branch
+from lib_lora.apply.fused import Fused, Share, Slots
 from lib_lora.apply.hooks import attach, follow
 from lib_lora.apply.strengths import Strengths
 from lib_lora.networks.contract import LayerNetwork
@@ -26,8 +27,18 @@ log = logging.getLogger(__name__)
 
 GROUPS = ("unet", "te")
 
-Modules = Mapping[str, nn.Module]
-"""Layer id -> the live module that computes it, such as "unet.mid_block.attentions.0.proj_in"."""
+Modules = Mapping[str, nn.Module | Share]
+"""Layer id -> the live module that computes it, or its share of one that computes others too.
+
+Such as "unet.mid_block.attentions.0.proj_in".
+"""
+
+
+class Removable(Protocol):
+    """Something of ours on a live module."""
+
+    def remove(self) -> None:
+        """Take it off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +82,7 @@ class Session:
         self._clock: Clock | None = None
         self._pass: PassName = "base"
         self._strengths: Strengths | None = None
-        self._handles: list[RemovableHandle] = []
+        self._handles: list[Removable] = []
 
     def open(self, modules: Modules, unet: nn.Module | None = None) -> None:
         """Build the branches for these modules and put the hooks on them; layers that no network touches, and embeddings, get none.
@@ -85,15 +96,19 @@ class Session:
         if unet is not None:
             self._handles.append(follow(unet, self._strengths))
         absent, embeddings = [], []
+        fused: dict[nn.Module, list[tuple[Share, Slots]]] = {}
         for layer_id in self._layer_ids():
-            if layer_id not in modules:
+            module = modules.get(layer_id)
+            if module is None:
                 absent.append(layer_id)
-                continue
-            if isinstance(modules[layer_id], nn.Embedding):
+            elif isinstance(module, Share):
+                fused.setdefault(module.module, []).append((module, self._take(layer_id)))
+            elif isinstance(module, nn.Embedding):
                 embeddings.append(layer_id)
-                continue
-            branch = Branch(modules[layer_id], self._take(layer_id), self._strengths)
-            self._handles.append(attach(modules[layer_id], branch))
+            else:
+                branch = Branch(module, self._take(layer_id), self._strengths)
+                self._handles.append(attach(module, branch))
+        self._handles += [Fused(layers, self._strengths) for layers in fused.values()]
         if embeddings:
             names = ", ".join(embeddings)
             self._warn(f"{names}: a LoRA changes no embedding live; merge it to have this part.")

@@ -77,6 +77,12 @@ class Strengths:
         """Tell whether the strength of any of these slots is not 0 in the rows that are computed now."""
         return not self._acting.isdisjoint(slots)
 
+    def of(self, slot: int) -> float:
+        """Return the strength of a slot, for what computes all rows alike; a sentence is told where two of them differ."""
+        if slot in self._varying:
+            self._warn(MIXED)
+        return self._rows[self._start][slot]
+
     def view(self, place: Place, x: Tensor) -> Tensor:
         """Return the elements at a place for a layer's input x, on its device and in its dtype.
 

@@ -9,6 +9,7 @@ from typing import Any
 from modules import shared
 from torch import nn
 
+from lib_lora.apply.fused import Share
 from lib_lora.apply.session import LoadedNetwork
 from lib_lora.families.table import WHOLE, Layer
 
@@ -18,33 +19,43 @@ _WRAPPED = ".wrapped."
 _UNSAFE = str.maketrans("", "", ":,")
 
 
-def live_modules(model: nn.Module, layers: Mapping[str, Layer]) -> dict[str, nn.Module]:
+def live_modules(model: nn.Module, layers: Mapping[str, Layer]) -> dict[str, nn.Module | Share]:
     """Return the modules of the host's model by layer id; its paths are those of the original checkpoint's keys.
 
-    Layers that share a module with others, such as the fused attention of OpenCLIP, have none of their own.
+    Layers that one module computes together, such as those of OpenCLIP's attention, have shares of it. What is no module, such as
+    OpenCLIP's projection, is not found.
     """
     named = {name.replace(_WRAPPED, "."): module for name, module in model.named_modules()}
-    fused = tuple(
-        f"{name}." for name, module in named.items() if isinstance(module, nn.MultiheadAttention)
-    )
-    found = {}
+    attentions = {
+        name: module for name, module in named.items() if isinstance(module, nn.MultiheadAttention)
+    }
+    found: dict[str, nn.Module | Share] = {}
     for layer_id, layer in layers.items():
-        key = layer.weight.key
-        module = named.get(key.removesuffix(_WEIGHT))
-        whole = layer.weight.part == WHOLE and not key.startswith(fused)
-        if module is not None and whole and hasattr(module, "weight"):
-            found[layer_id] = module
+        path, _, tensor = layer.weight.key.rpartition(".")
+        outer = path.rpartition(".")[0]
+        if path in attentions or outer in attentions:
+            owner = path if path in attentions else outer
+            found[layer_id] = _share(attentions[owner], f"{owner}.", layer)
+        elif f".{tensor}" == _WEIGHT and hasattr(named.get(path), "weight"):
+            whole = layer.weight.part == WHOLE
+            found[layer_id] = named[path] if whole else _share(named[path], f"{path}.", layer)
     return found
 
 
-def absent_note(loaded: LoadedNetwork, modules: Mapping[str, nn.Module]) -> str | None:
+def _share(module: nn.Module, prefix: str, layer: Layer) -> Share:
+    bias = layer.bias.key.removeprefix(prefix) if layer.bias else None
+    weight = layer.weight.key.removeprefix(prefix)
+    return Share(module, weight, bias, layer.weight.part, bring_up_to_date)
+
+
+def absent_note(loaded: LoadedNetwork, modules: Mapping[str, nn.Module | Share]) -> str | None:
     """Return a sentence that names what of a network has no module in the host's model."""
     absent = [layer_id for layer_id in loaded.layers if layer_id not in modules]
     if not absent:
         return None
     return (
         f"{len(absent)} layers of the LoRA {loaded.name!r} are left out, such as {absent[0]}:"
-        " the WebUI computes them together with others."
+        " the WebUI has no module of its own for them."
     )
 
 
@@ -63,13 +74,12 @@ def network_files(names: Iterable[str]) -> dict[str, Path]:
     return {name: Path(disk.filename) for name, disk in known().items()}
 
 
-def bring_up_to_date(modules: Iterable[nn.Module]) -> None:
-    """Let the host write into these modules what it would write at their next evaluation."""
+def bring_up_to_date(module: nn.Module) -> None:
+    """Let the host write into a module what it would write at its next evaluation; with functional LoRA into attentions alone."""
     import networks
 
-    if not shared.opts.lora_functional:
-        for module in modules:
-            networks.network_apply_weights(module)
+    if isinstance(module, nn.MultiheadAttention) or not shared.opts.lora_functional:
+        networks.network_apply_weights(module)
 
 
 def add_hashes(p: Any, names: Iterable[str]) -> None:

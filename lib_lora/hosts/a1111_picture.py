@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from modules import sd_unet, shared
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from lib_lora.apply.fused import Share
 from lib_lora.apply.session import Row, Session
 from lib_lora.errors import UsageError
 from lib_lora.formats.checkpoint import open_checkpoint
@@ -68,7 +69,8 @@ class Picture:
         names = [use.name for use in self._wanted]
         self._uses, notes = read_uses(self._wanted, network_files(names), checkpoint)
         modules = live_modules(model, checkpoint.layers)
-        bring_up_to_date(_of_dependent_networks(self._uses, modules))
+        for module in _of_dependent_networks(self._uses, modules):
+            bring_up_to_date(module)
         self._session = Session(self._uses)
         unet = model.model.diffusion_model
         self._session.open(modules, unet)
@@ -142,12 +144,13 @@ class Picture:
             self.disarm()
 
 
-def _of_dependent_networks(uses: Uses, modules: dict[str, nn.Module]) -> list[nn.Module]:
-    """Return the modules with a network that is computed from the weight as it is now."""
+def _of_dependent_networks(uses: Uses, modules: Mapping[str, nn.Module | Share]) -> list[nn.Module]:
+    """Return the modules with a network that is computed from the weight as it is now, once for all evaluations."""
     ids = {
         layer_id
         for _, loaded in uses
         for layer_id, network in loaded.layers.items()
-        if network.type.prepare is not None and layer_id in modules
+        if network.type.prepare is not None
     }
-    return [modules[layer_id] for layer_id in ids]
+    found = [modules.get(layer_id) for layer_id in sorted(ids)]
+    return [module for module in found if isinstance(module, nn.Module)]

@@ -8,35 +8,9 @@ import pytest
 import torch
 from modules import extra_networks, processing, script_callbacks, sd_unet, shared
 from modules.sd_samplers_kdiffusion import KDiffusionSampler
-from webui_host import Host
+from webui_host import agree, answers, evaluations
 
 RAMP = "a fox <lora:a:te=1:unet=0@0,1@1>"
-EXACT = {"rtol": 1e-9, "atol": 1e-9}
-
-
-@pytest.fixture
-def host(tmp_path):
-    host = Host(tmp_path)
-    host.load_extension()
-    yield host
-    host.unload_extension()
-    host.forget()
-
-
-def evaluations(host):
-    """Return what the UNet was given and what it answered, once for every evaluation, and forget them."""
-    seen = list(host.model.model.diffusion_model.seen)
-    host.model.model.diffusion_model.seen.clear()
-    return seen
-
-
-def answers(model, evaluation):
-    """Return what another model answers to the same input."""
-    return model.apply_model(*evaluation[:3])
-
-
-def agree(one, other):
-    return torch.allclose(one, other, **EXACT)
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,15 @@ from types import SimpleNamespace
 
 from modules import extra_networks, shared
 
+from lib_lora.networks.contract import apply_weight
+
 available_networks = {}
 available_network_aliases = {}
 forbidden_network_aliases = {"none": 1}
 loaded_networks = []
 on_disk = {}
-brought_up_to_date = []
+deltas = {}
+"""What each network adds to the weight of a module at strength 1: {network: {name of the module: tensor}}."""
 
 
 def list_available_networks():
@@ -32,15 +35,64 @@ def update_available_networks_by_names(names):
             available_networks[file.stem] = available_network_aliases[file.stem] = disk
 
 
+def assign_network_names_to_compvis_modules(sd_model):
+    for name, module in sd_model.named_modules():
+        module.network_layer_name = name
+
+
 def network_apply_weights(module):
-    brought_up_to_date.append(module)
+    """Write the loaded networks into a weight, unless they are in it already."""
+    name = getattr(module, "network_layer_name", None)
+    wanted = tuple(loaded_networks)
+    if name is None or getattr(module, "network_current_names", ()) == wanted:
+        return
+    _restore(module)
+    weight = _weight(module)
+    module.network_weights_backup = weight.clone()
+    for delta, strength in _changes(name):
+        weight += strength * delta
+    module.network_current_names = wanted
+
+
+def layer_forward(module, x, original):
+    """Run a layer with what is written into its weight, or with what functional networks add to its output."""
+    if not shared.opts.lora_functional:
+        network_apply_weights(module)
+        return original(module, x)
+    y = original(module, x)
+    if loaded_networks:
+        _restore(module)
+        y = original(module, x)
+    for delta, strength in _changes(getattr(module, "network_layer_name", None)):
+        y = y + strength * apply_weight(module, x, delta)
+    return y
+
+
+def _restore(module):
+    backup = getattr(module, "network_weights_backup", None)
+    if backup is not None:
+        _weight(module).copy_(backup)
+    module.network_current_names, module.network_weights_backup = (), None
+
+
+def _weight(module):
+    return module.in_proj_weight if hasattr(module, "in_proj_weight") else module.weight
+
+
+def _changes(layer):
+    """Return what the loaded networks add to the weight of a layer, and how strongly."""
+    for name, *strengths in loaded_networks:
+        if layer in deltas.get(name, {}):
+            te, unet = strengths[0], strengths[-1]
+            yield deltas[name][layer], te if layer.startswith("cond_stage_model") else unet
 
 
 class _Lora:
     def activate(self, p, params_list):
         """Raises ValueError for a strength that is no number, and leaves what was loaded before."""
         asked = [
-            (params.positional[0], *map(float, params.positional[1:])) for params in params_list
+            (params.positional[0], *map(float, params.positional[1:] or [1]))
+            for params in params_list
         ]
         loaded_networks[:] = asked
         if not getattr(p, "is_hr_pass", False):

@@ -3,6 +3,7 @@
 import torch
 
 from modules import script_callbacks, shared
+from modules.sd_samplers_common import apply_refiner
 
 
 class CFGDenoiser:
@@ -10,6 +11,7 @@ class CFGDenoiser:
         self.sampler, self.p, self.steps, self.init_latent, self.step = sampler, None, None, None, 0
 
     def __call__(self, x, level):
+        apply_refiner(self)
         cond, uncond = self.p.get_conds()
         rows = torch.full((2 * len(x),), level, dtype=x.dtype)
         params = script_callbacks.cfg_denoiser_callback(self, torch.cat([x, x]), rows, cond, uncond)

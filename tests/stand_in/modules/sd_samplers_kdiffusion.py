@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import torch
 
 from modules.sd_samplers_cfg_denoiser import CFGDenoiser
+from modules.sd_samplers_common import setup_img2img_steps
 
 
 class KDiffusionSampler:
@@ -18,12 +19,12 @@ class KDiffusionSampler:
     def sample(self, p, x):
         return self._walk(p, x, self.get_sigmas(p, p.steps), p.steps)
 
-    def sample_img2img(self, p, x, steps):
-        """Start from a picture: the last `steps` of a longer list."""
-        asked = int(steps / p.denoising_strength)
-        sigmas = self.get_sigmas(p, asked)[asked - steps :]
+    def sample_img2img(self, p, x, steps=None):
+        """Start from a picture: the end of a list."""
+        asked, last = setup_img2img_steps(p, steps)
+        sigmas = self.get_sigmas(p, asked)[asked - last - 1 :]
         self.model_wrap_cfg.init_latent = x
-        return self._walk(p, x + sigmas[0], sigmas, steps)
+        return self._walk(p, x + sigmas[0], sigmas, last + 1)
 
     def _walk(self, p, x, sigmas, launched):
         denoise = self.model_wrap_cfg

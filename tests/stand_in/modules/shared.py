@@ -36,6 +36,9 @@ class Options:
     lora_functional = False
     lora_add_hashes_to_infotext = True
     use_old_scheduling = False
+    hires_fix_use_firstpass_conds = False
+    sd_lora = "None"
+    lora_not_found_warning_console = False
     uni_pc_skip_type = "time_uniform"
 
     def __init__(self):
