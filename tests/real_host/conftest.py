@@ -1,146 +1,138 @@
-"""The WebUI that these tests speak to, over its API, and what it draws."""
+"""The WebUI that these tests speak to: a process of their own, or one that runs elsewhere, over its API."""
 
-import base64
-import io
+import datetime
 import json
 import os
-import urllib.request
-from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
-from PIL import Image
 
-from lib_lora.formats.checkpoint import open_checkpoint
-from lib_lora.formats.network_file import write_network
-from lib_lora.networks.contract import CreateOptions, LayerShape
-from lib_lora.networks.lora import LORA
+from tests.real_host.models import NETWORKS, make_models, write_made
+from tests.real_host.pictures import WebUI, over_http
+from tests.real_host.process import DIR, PYTHON, HostProcess
 
-URL = os.environ.get("LOOM_WEBUI_URL")
+URL, STOCK_URL = os.environ.get("LOOM_WEBUI_URL"), os.environ.get("LOOM_WEBUI_STOCK_URL")
 LORA_DIR = os.environ.get("LOOM_WEBUI_LORA_DIR")
 FIGURES = os.environ.get("LOOM_WEBUI_FIGURES")
-STOCK_URL = os.environ.get("LOOM_WEBUI_STOCK_URL")
 MISSING = (
-    "NOT TESTED IN A REAL WEBUI: LOOM_WEBUI_URL is not set (the address of a WebUI v1.10.1 with --api, with this extension, the"
-    " embedded base model and the demo's donut.safetensors and striped.safetensors; LOOM_WEBUI_STOCK_URL: one without it;"
-    " LOOM_WEBUI_LORA_DIR: the folder of its LoRA, into which the tests put one for the text encoder)"
+    "NOT TESTED IN A REAL WEBUI: set LOOM_WEBUI_DIR and LOOM_WEBUI_PYTHON to a checkout of AUTOMATIC1111 v1.10.1 and its interpreter;"
+    " or, for the pictures alone, LOOM_WEBUI_URL to one that runs with --api, this extension and the embedded base model,"
+    " LOOM_WEBUI_LORA_DIR to the folder of its LoRA, and LOOM_WEBUI_STOCK_URL to one without the extension"
 )
-BASE = Path(__file__).parents[2] / "lib_lora" / "demo" / "base.safetensors"
-PROMPT = "a blue donut on a beige background"
-DEFAULTS = {
-    "prompt": PROMPT,
-    "negative_prompt": "",
-    "width": 64,
-    "height": 64,
-    "steps": 8,
-    "sampler_name": "Euler",
-    "scheduler": "Automatic",
-    "cfg_scale": 5,
-    "seed": 3,
-    "save_images": False,
-    # An option that a request overrides may stay so.
-    "override_settings": {"batch_cond_uncond": True},
-}
-
-
-@dataclass(frozen=True)
-class Drawn:
-    """Pictures in 0..255, (count, height, width, 3), and the infotext of the first."""
-
-    pixels: np.ndarray
-    infotext: str
-
-    def differs(self, other):
-        """Return the mean and the largest difference of a pixel."""
-        difference = np.abs(self.pixels - other.pixels)
-        return difference.mean(), difference.max()
-
-
-class WebUI:
-    """The API of one WebUI; equal requests are made once."""
-
-    def __init__(self, url):
-        self.url, self._drawn = url, {}
-
-    def draw(self, tags="", page="txt2img", **changes):
-        """Draw the default picture with these tags at the end of its prompt, or with other settings."""
-        asked = self.asked(tags, **changes)
-        key = page + json.dumps(asked, sort_keys=True)
-        if key not in self._drawn:
-            self._drawn[key] = self.draw_anew(page, asked)
-        return self._drawn[key]
-
-    def asked(self, tags="", **changes):
-        return {**DEFAULTS, "prompt": f"{PROMPT} {tags}", **changes}
-
-    def draw_anew(self, page, asked):
-        answer = self.post(f"/sdapi/v1/{page}", asked)
-        info = json.loads(answer["info"])
-        count = len(info["infotexts"])
-        images = [Image.open(io.BytesIO(base64.b64decode(text))) for text in answer["images"]]
-        pixels = np.stack([np.asarray(image.convert("RGB")) for image in images[-count:]])
-        return Drawn(pixels.astype(np.float64), info["infotexts"][0])
-
-    def post(self, path, body):
-        request = urllib.request.Request(
-            self.url + path, json.dumps(body).encode(), {"Content-Type": "application/json"}
-        )
-        with urllib.request.urlopen(request, timeout=600) as response:
-            return json.load(response)
+OWN = bool(DIR and PYTHON)
+HELD = pytest.StashKey[dict]()
+HERE = "tests/real_host/"
 
 
 @pytest.fixture(scope="session")
-def webui():
-    if not URL:
+def models(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models")
+    make_models(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def start(request, tmp_path_factory):
+    """Return a function that starts a WebUI with these flags, once for each set of them; of those with flags one at a time is kept."""
+    if not OWN:
         pytest.skip(MISSING)
-    return WebUI(URL)
+    models, running = request.getfixturevalue("models"), {}
+
+    def once(*flags, extension=True):
+        key = (flags, extension)
+        if key not in running:
+            for other in [other for other in running if flags and other[0]]:
+                running.pop(other).close()
+            folder = tmp_path_factory.mktemp("webui") / "data"
+            running[key] = HostProcess(folder, models, *flags, extension=extension)
+        return running[key]
+
+    yield once
+    for process in running.values():
+        process.close()
 
 
 @pytest.fixture(scope="session")
-def stock():
-    if not URL or not STOCK_URL:
-        pytest.skip(MISSING)
-    return WebUI(STOCK_URL)
+def host(start):
+    return start()
 
 
 @pytest.fixture(scope="session")
-def text_lora():
-    """Return the name of a LoRA on the text encoder alone, which the demo's have nothing on."""
+def webui(request):
+    if OWN:
+        return WebUI(request.getfixturevalue("start")().post)
     if not URL or not LORA_DIR:
         pytest.skip(MISSING)
-    checkpoint = open_checkpoint(BASE)
-    draw = torch.Generator().manual_seed(1)
-    tensors = {}
-    for layer_id, layer in checkpoint.layers.items():
-        if layer.component == "te1" and layer.path.endswith(("q_proj", "v_proj", "fc1", "fc2")):
-            created = LORA.create(LayerShape(layer.shape), CreateOptions(4, 4.0), draw)
-            up = created["lora_up.weight"]
-            tensors[layer_id] = {
-                **created,
-                "lora_up.weight": 0.2 * torch.randn(up.shape, generator=draw),
-            }
-    file = Path(LORA_DIR) / "loom_test_text.safetensors"
-    write_network(file, tensors, checkpoint.layers, checkpoint.family.components)
-    yield file.stem
-    file.unlink()
+    request.getfixturevalue("networks_there")
+    return WebUI(over_http(URL))
+
+
+@pytest.fixture(scope="session")
+def stock(request):
+    if OWN:
+        return WebUI(request.getfixturevalue("start")(extension=False).post)
+    if not URL or not STOCK_URL:
+        pytest.skip(MISSING)
+    return WebUI(over_http(STOCK_URL))
+
+
+@pytest.fixture(scope="session")
+def networks_there():
+    """Keep the networks of these tests in the folder of a WebUI that runs elsewhere while they run."""
+    files = {name: Path(LORA_DIR) / f"{name}.safetensors" for name in ("one", "two", "words")}
+    for name, file in files.items():
+        write_made(file, NETWORKS[name])
+    yield
+    for file in files.values():
+        file.unlink()
 
 
 @pytest.fixture
-def figures(record_property, request):
-    """Return a function that keeps a pair of differences for the report of the run."""
+def figures(request):
+    """Return a function that keeps a number, or some, for the report of the run."""
+    own = request.config.stash[HELD].setdefault(request.node.nodeid, {})
 
-    def keep(name, pair):
-        record_property(name, pair)
-        if FIGURES:
-            with Path(FIGURES).open("a", encoding="utf-8") as file:
-                file.write(f"{request.node.name}\t{name}\t{pair[0]:.5f}\t{pair[1]:.0f}\n")
-        return pair
+    def keep(name, value):
+        own[name] = [rounded(one) for one in value] if isinstance(value, tuple) else rounded(value)
+        return value
 
     return keep
 
 
+def rounded(value):
+    return float(f"{value:.2g}") if isinstance(value, float) else value
+
+
+def pytest_configure(config):
+    config.stash[HELD] = {}
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    report = yield
+    if report.when == "call" and report.passed:
+        item.config.stash[HELD].setdefault(item.nodeid, {})
+    return report
+
+
+def pytest_sessionfinish(session, exitstatus):
+    """Write a report, one line for each test, of a run in which all passed."""
+    held = session.config.stash[HELD]
+    if not FIGURES or exitstatus or not held:
+        return
+    head = {
+        "webui": "AUTOMATIC1111 v1.10.1 (82a973c0), CPU, float32, the embedded base model",
+        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+    }
+    lines = [
+        f"  {json.dumps(name.removeprefix(HERE))}: {json.dumps(held[name])}"
+        for name in sorted(held)
+    ]
+    text = "".join(f" {json.dumps(name)}: {json.dumps(value)},\n" for name, value in head.items())
+    tests = ",\n".join(lines)
+    Path(FIGURES).write_text(f'{{\n{text} "tests": {{\n{tests}\n }}\n}}\n', encoding="utf-8")
+
+
 def pytest_terminal_summary(terminalreporter):
-    if not URL:
+    if not OWN and not URL:
         terminalreporter.write_line(MISSING, yellow=True, bold=True)

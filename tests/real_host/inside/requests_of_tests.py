@@ -1,0 +1,112 @@
+"""What the tests ask of the WebUI besides its API."""
+
+import hashlib
+import runpy
+
+import torch
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+from modules import initialize, script_callbacks, sd_hijack, sd_unet, shared
+from modules.api.api import Api
+from modules.call_queue import queue_lock
+from watch import Watch
+from webui_host import kept
+
+
+def serve():
+    """Return a client of the API, in this process."""
+    app = FastAPI()
+    script_callbacks.before_ui_callback()
+    Api(app, queue_lock)
+    script_callbacks.app_started_callback(None, app)
+    return TestClient(app, raise_server_exceptions=False)
+
+
+class Requests:
+    """Every method answers one request; arguments and answers are JSON."""
+
+    def __init__(self):
+        self._client, self._watch = serve(), Watch()
+
+    def post(self, path, body):
+        """Ask the API; returns the status and the body of its answer."""
+        response = self._client.post(path, json=body)
+        return {"status": response.status_code, "body": response.json()}
+
+    def watch(self, path, body, plan=None, at=None):
+        """Ask the API for a picture and tell every call of the model; `at`: mishaps by the index of their evaluation."""
+        mishaps = {int(index): getattr(self, f"_{name}") for index, name in (at or {}).items()}
+        self._watch.begin(plan, mishaps)
+        answer = self.post(path, body)
+        return {**answer, "seen": self._watch.end()}
+
+    def apply(self):
+        """Call the model directly, twice alike; returns a hash of what it answers and the number of hooks on its modules."""
+        model = shared.sd_model
+        draw = torch.Generator().manual_seed(1)
+        x = torch.randn(2, 4, 8, 8, generator=draw).to(shared.device)
+        times = torch.tensor([100.0, 900.0]).to(shared.device)
+        width = model.cond_stage_model.wrapped.transformer.config.hidden_size
+        words = torch.randn(2, 77, width, generator=draw).to(shared.device)
+        with torch.no_grad():
+            answer = model.apply_model(x, times, {"c_crossattn": [words], "c_concat": []})
+        hooks = sum(
+            len(module._forward_hooks) + len(module._forward_pre_hooks)
+            for module in model.modules()
+        )
+        return {"hash": digest(answer), "hooks": hooks}
+
+    def state(self):
+        """Tell how the WebUI computes."""
+        optimizer = sd_hijack.current_optimizer
+        return {
+            "attention": optimizer.name if optimizer else "none",
+            "device": str(shared.device),
+            "lowvram": bool(shared.sd_model.lowvram),
+            "checkpoint": shared.sd_model.sd_checkpoint_info.model_name,
+            "torch": torch.__version__,
+        }
+
+    def contract(self, file):
+        """Run the tests of a file on this WebUI; returns what each raised by its name."""
+        tests = runpy.run_path(file)
+        return {name: kept(test) for name, test in tests.items() if name.startswith("test_")}
+
+    def compile_unet(self, name):
+        """Offer a UNet that answers zeros, under a name."""
+
+        class Compiled(sd_unet.SdUnet):
+            def forward(self, x, timesteps, context, *args, **kwargs):
+                return torch.zeros_like(x)
+
+        option = sd_unet.SdUnetOption()
+        option.label, option.create_unet = name, Compiled
+        script_callbacks.on_list_unets(lambda unets: unets.append(option))
+        sd_unet.list_unets()
+
+    def reload_ui(self):
+        """Do what the button does, without the server: unload the scripts and load them again."""
+        script_callbacks.app_reload_callback()
+        script_callbacks.script_unloaded_callback()
+        initialize.initialize_rest(reload_script_modules=True)
+        self._client = serve()
+        self._watch.attend()
+
+    def _raise(self):
+        middle = shared.sd_model.model.diffusion_model.middle_block
+
+        def hook(module, inputs):
+            handle.remove()
+            raise RuntimeError("out of memory")
+
+        handle = middle.register_forward_pre_hook(hook)
+
+    def _interrupt(self):
+        shared.state.interrupt()
+
+    def _skip(self):
+        shared.state.skip()
+
+
+def digest(tensor):
+    return hashlib.sha256(tensor.contiguous().cpu().numpy().tobytes()).hexdigest()
