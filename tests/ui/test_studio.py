@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from lib_lora.errors import UsageError
+from lib_lora.errors import LoraError, UsageError
 from lib_lora.host import GenerateRequest
 from lib_lora.ui.studio import Defaults, Studio
 
@@ -57,3 +57,49 @@ def test_names_are_those_of_the_files(tmp_path):
     studio, _ = studio_of(tmp_path)
     assert studio.network_names("") == ["one", "two"]
     assert studio.network_names(str(Path(tmp_path) / "missing")) == []
+
+
+def test_no_question_but_for_a_picture_loads_the_model(tmp_path):
+    studio, recorder = studio_of(tmp_path)
+    assert [base.file for base in studio.checkpoints()] == [tmp_path / "one.safetensors"]
+    assert studio.network_folder() == tmp_path
+    assert dict(studio.layers()) == {}
+    assert (studio.differing_layers(), studio.busy()) == ((), False)
+    assert recorder.opened == []
+
+
+def test_a_training_takes_the_model_out_of_memory_and_the_next_picture_brings_it_back(tmp_path):
+    studio, recorder = studio_of(tmp_path)
+    request = GenerateRequest(prompt="x")
+    studio.draw("", "", request)
+    studio.release_gpu()
+    studio.draw("", "", request)
+    assert len(recorder.opened) == 2
+
+
+def test_a_gpu_that_is_lent_draws_nothing_until_it_is_back(tmp_path, monkeypatch):
+    studio, recorder = studio_of(tmp_path)
+    monkeypatch.setattr(studio, "_device", "cuda")
+    studio.release_gpu()
+    with pytest.raises(LoraError, match="A training has the GPU"):
+        studio.draw("", "", GenerateRequest(prompt="x"))
+    studio.restore_gpu()
+    assert studio.draw("", "", GenerateRequest(prompt="x")) == "x"
+    assert len(recorder.opened) == 1
+
+
+def test_a_network_from_elsewhere_is_copied_once(tmp_path):
+    studio, _ = studio_of(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    file = tmp_path / "elsewhere" / "new.safetensors"
+    file.write_bytes(b"new")
+    studio.add_network(file)
+    assert (tmp_path / "new.safetensors").read_bytes() == b"new"
+    with pytest.raises(UsageError, match="already"):
+        studio.add_network(file)
+    studio.add_network(tmp_path / "new.safetensors")
+
+
+def test_a_server_of_fixed_files_is_restricted(tmp_path):
+    assert not studio_of(tmp_path)[0].info().restricted
+    assert studio_of(tmp_path, fixed_files=True)[0].info().restricted
