@@ -2,27 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from lib_lora.apply.branch import product_shape, without_numbers
-from lib_lora.apply.session import LoadedNetwork, Modules
+from lib_lora.apply.fused import Share
 from lib_lora.networks.contract import LayerNetwork, LayerShape, Shape
 
+SMALLEST = 2  # bytes: weights that are stored in less are computed with in 16 bits at least
 
-def forecast(networks: Iterable[LoadedNetwork], modules: Modules, dtype: torch.dtype) -> int:
-    """Return how many bytes the networks take once a session on these modules has computed in this dtype.
 
-    To be asked before the session is opened, which takes the networks.
+def forecast(
+    networks: Iterable[Mapping[str, LayerNetwork]],
+    modules: Mapping[str, nn.Module | Share],
+    dtype: torch.dtype | None = None,
+) -> int:
+    """Return how many bytes networks, by layer id, take once a session on these modules has computed in this dtype.
+
+    dtype: `None` is that of each layer's weight. To be asked before the session is opened, which takes the networks.
     """
-    return sum(
-        _numbers(network, tuple(modules[layer_id].get_parameter("weight").shape)) * dtype.itemsize
-        for loaded in networks
-        for layer_id, network in loaded.layers.items()
-        if layer_id in modules and not isinstance(modules[layer_id], nn.Embedding)
-    )
+    total = 0
+    for layers in networks:
+        for layer_id, network in layers.items():
+            module = modules.get(layer_id)
+            if isinstance(module, Share):  # its networks stay as they were read
+                total += sum(tensor.nbytes for tensor in network.tensors.values())
+            elif module is not None and not isinstance(module, nn.Embedding):
+                weight = module.get_parameter("weight")
+                total += _numbers(network, tuple(weight.shape)) * _size(weight, dtype)
+    return total
+
+
+def _size(weight: Tensor, dtype: torch.dtype | None) -> int:
+    return max(weight.dtype.itemsize, SMALLEST) if dtype is None else dtype.itemsize
 
 
 def _numbers(network: LayerNetwork, weight: Shape) -> int:

@@ -16,6 +16,7 @@ from typing import Protocol
 from torch import nn
 
 from lib_lora.apply.branch import Branch
+from lib_lora.apply.forecast import forecast
 from lib_lora.apply.fused import Fused, Share, Slots
 from lib_lora.apply.hooks import attach, follow
 from lib_lora.apply.strengths import Strengths
@@ -93,6 +94,9 @@ class Session:
         if self._strengths is not None:
             raise RuntimeError("an open session is moved by rebind")
         self._strengths = Strengths(len(GROUPS) * len(self._networks()), self._warn)
+        if log.isEnabledFor(logging.INFO):
+            found = [loaded.layers for loaded in self._networks().values()]
+            log.info("networks take %.2f MB beside the model", forecast(found, modules) / 1e6)
         if unet is not None:
             self._handles.append(follow(unet, self._strengths))
         absent, embeddings = [], []

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from lib_lora.apply.session import LoadedNetwork
+from lib_lora.apply.session import LoadedNetwork, Uses
 from lib_lora.errors import LoraError, did_you_mean
 from lib_lora.formats.checkpoint import Checkpoint
 from lib_lora.formats.network_file import Unmatched, read_network
 from lib_lora.schedule.curve import NetworkUse
-
-Uses = Sequence[tuple[NetworkUse, LoadedNetwork]]
 
 
 def read_uses(

@@ -1,6 +1,7 @@
 """What networks take in memory once they act: counted over all tensors there are, beside what was forecast and what is allowed."""
 
 import gc
+import logging
 
 import pytest
 import torch
@@ -107,7 +108,7 @@ def test_every_type_takes_what_is_forecast(variant, layer):
     before = held()
     networks = [a_network(module, variant)]
     loaded = LoadedNetwork("x", {"unet.layer": networks[0]})
-    expected = forecast([loaded], {"unet.layer": module}, torch.float32)
+    expected = forecast([loaded.layers], {"unet.layer": module}, torch.float32)
     loaded.layers.clear()
     session, _ = drawn(module, size, networks)
     taken = held() - before
@@ -167,5 +168,19 @@ def test_layers_that_take_no_network_are_not_forecast():
     module, _ = LAYERS["linear"]()
     layers = {"unet.layer": a_network(module, "full"), "unet.absent": a_network(module, "full")}
     assert layers["unet.layer"].type == FULL
-    expected = forecast([LoadedNetwork("x", layers)], {"unet.layer": module}, torch.bfloat16)
+    expected = forecast([layers], {"unet.layer": module}, torch.bfloat16)
     assert expected == 2 * module.weight.numel()
+    assert forecast([layers], {"unet.layer": module}) == 4 * module.weight.numel()
+    stored = module.to(torch.float8_e4m3fn)
+    assert forecast([layers], {"unet.layer": stored}) == 2 * module.weight.numel()
+
+
+def test_an_opened_session_tells_what_is_forecast(caplog):
+    caplog.set_level(logging.INFO, "lib_lora.apply.session")
+    module, _ = LAYERS["linear"]()
+    (use,) = parse_prompt("<lora:x:1>").uses
+    network = LayerNetwork(FULL, {"diff": torch.zeros(module.weight.shape)})
+    with Session([(use, LoadedNetwork("x", {"unet.layer": network}))]) as session:
+        session.open({"unet.layer": module})
+    # 160 * 192 numbers of 4 bytes
+    assert caplog.messages == ["networks take 0.12 MB beside the model"]
