@@ -34,14 +34,16 @@ PROGRAM_BYTES: Mapping[str, float] = {"cuda": 0.8 * GB, "cpu": 0.6 * GB}
 SLACK_BYTES: Mapping[str, float] = {"cuda": 0.5 * GB, "cpu": 0.0}
 STATE_BYTES: Mapping[str, float] = {"adamw": 8.0, "adamw8bit": 2.03}
 """Both moments of one number, with the scale that a block of 256 shares."""
+WIDEST = {"encoder": ("conv_in", ENCODER_PEAK), "decoder": ("conv_out", DECODER_PEAK)}
+"""The layer of either side of the autoencoder that tells how wide it is where its pictures are largest."""
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
     """The device a training is planned for, in bytes, and the host's switches in the words of its command line.
 
-    half: no `--no-half` and no `--precision full`; half_vae: no `--no-half-vae`; bf16, eight_bit, xformers: whether the device
-    computes in bf16 and whether these libraries are there.
+    half: none of `--no-half`, `--precision full` and `--upcast-sampling`; half_vae: no `--no-half-vae`; bf16, eight_bit, xformers:
+    whether the device computes in bf16 and whether these libraries are there.
     """
 
     total_bytes: int
@@ -125,41 +127,44 @@ def plan(config: TrainConfig, facts: ModelFacts, machine: Machine) -> MemoryPlan
     """Predict the most that each phase of a training holds at once on a machine's device.
 
     Pictures and captions are encoded before the steps, one encoder after the other on the device, and the encoders are freed; on a
-    CPU the whole base model lies in memory until then. While a sample is drawn, the steps' gradients and moments stay.
+    CPU the whole base model lies in memory until then. While a sample is drawn, the steps' gradients and moments stay; without
+    prompts there is no such phase.
     """
-    run = config.run
+    network, kept = _network_parts(config, facts), activations(config, facts)
+    step = kept.entries + kept.largest_block if config.run.checkpointing else kept.whole
+    vae = component_bytes(facts, ("vae",), _vae_precision(config.run, facts))
+    text = [component_bytes(facts, (name,), config.run.precision) for name in facts.encoders]
+    spoken, drawn = max(text, default=0), vae
+    if machine.device == "cpu":
+        denoiser = component_bytes(facts, (facts.denoiser,), config.run.precision)
+        spoken = drawn = vae + sum(text) + denoiser
+    encoded = _pixels(config, facts, "encoder", config.data.size)
+    parts: dict[str, Mapping[str, int]] = {
+        "pictures": {"weights": drawn, "activations": encoded},
+        "captions": {"weights": spoken},
+        "training": {**network, "activations": step},
+        "saving": {**network, "copy": VALUE_BYTES[config.saving.dtype] * network["network"] // 4},
+    }
+    if len(config.samples.texts) > 1:
+        decoded = _pixels(config, facts, "decoder", config.samples.size or config.data.size)
+        weights = network["weights"] + vae
+        parts["sampling"] = {**network, "weights": weights, "activations": decoded}
+    phases = tuple(_phase(name, each, machine.device) for name, each in parts.items())
+    return MemoryPlan(phases, machine.free_bytes)
+
+
+def _network_parts(config: TrainConfig, facts: ModelFacts) -> dict[str, int]:
+    """Return what lies in memory from the first step to the last: the modules that are stepped through, and the network in fp32."""
     trained = trained_numbers(config.network, facts)
+    encoders = [name for name in facts.encoders if name in trained]
+    stepped = component_bytes(facts, encoders, config.run.precision)
     numbers = sum(trained.values())
-    resident = [name for name in facts.encoders if name in trained]
-    weights = denoiser_bytes(config, facts) + component_bytes(facts, resident, run.precision)
-    network = {
-        "weights": weights,
+    return {
+        "weights": denoiser_bytes(config, facts) + stepped,
         "network": 4 * numbers,
         "gradients": 4 * numbers,
         "optimizer": round(STATE_BYTES[config.optimizer.type] * numbers),
     }
-    vae = component_bytes(facts, ("vae",), _vae_precision(run, facts))
-    text = [component_bytes(facts, (name,), run.precision) for name in facts.encoders]
-    loaded = component_bytes(facts, (facts.denoiser,), run.precision) + sum(text)
-    on_cpu = machine.device == "cpu"
-    kept = activations(config, facts)
-    step = kept.entries + kept.largest_block if run.checkpointing else kept.whole
-    parts: Mapping[str, Mapping[str, int]] = {
-        "pictures": {
-            "weights": vae + loaded * on_cpu,
-            "activations": _pixels(config, facts, "encoder", ENCODER_PEAK),
-        },
-        "captions": {"weights": vae + loaded if on_cpu else max(text, default=0)},
-        "training": {**network, "activations": step},
-        "saving": {**network, "copy": VALUE_BYTES[config.saving.dtype] * numbers},
-        "sampling": {
-            **network,
-            "weights": weights + vae,
-            "activations": _pixels(config, facts, "decoder", DECODER_PEAK),
-        },
-    }
-    phases = tuple(_phase(name, each, machine.device) for name, each in parts.items())
-    return MemoryPlan(phases, machine.free_bytes)
 
 
 def _phase(name: str, parts: Mapping[str, int], device: str) -> Phase:
@@ -175,14 +180,15 @@ def _vae_precision(run: RunConfig, facts: ModelFacts) -> str:
     return "fp32" if facts.family.latent.wide else run.precision
 
 
-def _pixels(config: TrainConfig, facts: ModelFacts, side: str, peak: float) -> int:
-    """Return what the autoencoder's largest layers hold of one picture, or of one tile."""
-    layer = facts.layers.get(f"vae.{side}.conv_{'in' if side == 'encoder' else 'out'}")
+def _pixels(config: TrainConfig, facts: ModelFacts, side: str, size: int) -> int:
+    """Return what the largest layers of the "encoder" or the "decoder" hold of one picture, or of one tile. size: in pixels."""
+    widest, peak = WIDEST[side]
+    layer = facts.layers.get(f"vae.{side}.{widest}")
     if layer is None:
         return 0
-    channels = layer.shape[0] if side == "encoder" else layer.shape[1]
-    size = min(config.data.size, TILE) if config.run.vae_tiling else config.data.size
-    return round(peak * channels * size**2 * VALUE_BYTES[_vae_precision(config.run, facts)])
+    size = min(size, TILE) if config.run.vae_tiling else size
+    numbers = peak * max(layer.shape[:2]) * size**2
+    return round(numbers * VALUE_BYTES[_vae_precision(config.run, facts)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,7 +304,11 @@ def _by_switches(machine: Machine) -> Iterator[tuple[str, str, str]]:
         )
         yield "run.precision", "fp32", "fp32: a CPU computes in it fastest, and to the same bytes"
     elif not machine.half:
-        yield "run.precision", "fp32", "fp32: the host runs with --no-half or --precision full"
+        yield (
+            "run.precision",
+            "fp32",
+            "fp32: the host runs with --no-half, --precision full or --upcast-sampling",
+        )
     elif machine.bf16:
         yield "run.precision", "bf16", "bf16: half of fp32's memory with the same range"
     else:

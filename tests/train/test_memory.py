@@ -30,7 +30,8 @@ def settings(planned):
 
 
 def test_every_phase_is_the_sum_of_its_parts_and_the_label_is_honest():
-    planned = plan(config_of(), published_facts("sdxl"), ROOMY)
+    config = config_of(samples={"prompts": "a fox"})
+    planned = plan(config, published_facts("sdxl"), ROOMY)
     assert [each.name for each in planned.phases] == PHASES
     assert all(each.bytes == sum(each.parts.values()) for each in planned.phases)
     assert planned.label == LABEL == "estimate, not yet calibrated on a GPU"
@@ -64,6 +65,16 @@ def test_eight_bit_storage_halves_the_blocks():
     )
     assert half == 2 * facts.numbers("unet")
     assert 0.5 < eight / half < 0.52
+
+
+def test_samples_are_planned_where_there_are_prompts():
+    facts = published_facts("sd1")
+    config = config_of(512, samples={"prompts": "a fox", "size": 768})
+    assert [each.name for each in plan(config_of(512), facts, ROOMY).phases] == PHASES[:-1]
+    parts = phase(plan(config, facts, ROOMY), "sampling").parts
+    assert parts["activations"] == 6 * 128 * 768**2 * 4
+    tiled = config_of(512, samples={"prompts": "a fox", "size": 768}, run={"vae_tiling": True})
+    assert phase(plan(tiled, facts, ROOMY), "sampling").parts["activations"] == 6 * 128 * 512**2 * 4
 
 
 def test_a_trained_text_encoder_stays():
