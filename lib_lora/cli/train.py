@@ -10,9 +10,11 @@ from pathlib import Path
 
 from lib_lora.cli.progress import ProgressLine, follow_run
 from lib_lora.errors import LoraError, UsageError
+from lib_lora.formats.checkpoint import open_checkpoint
 from lib_lora.jobs.client import POLL_SECONDS, Run, check_resumable, latest
 from lib_lora.jobs.queue import Queue
 from lib_lora.train.config import TrainConfig, with_settings
+from lib_lora.train.presets import PRESETS, beneath, preset_settings
 
 EXAMPLE = (
     "example: python3 loom.py train --base model.safetensors --data pictures --out style.safetensors"
@@ -31,6 +33,11 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("--base", metavar="FILE", help="the checkpoint to train on")
     parser.add_argument("--data", metavar="DIR", help="the folder of pictures and .txt captions")
     parser.add_argument("--out", metavar="FILE", help="the LoRA file to write")
+    parser.add_argument(
+        "--preset",
+        metavar="NAME",
+        help=f"begin with the settings for: {', '.join(PRESETS)}",
+    )
     parser.add_argument(
         "--set",
         metavar="section.key=value",
@@ -54,7 +61,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 def run(args: argparse.Namespace) -> int:
     """Start or resume the run, follow it to its end and say what came of it."""
     if args.resume is not None:
-        if args.config or args.base or args.data or args.out or args.settings:
+        if args.config or args.base or args.data or args.out or args.preset or args.settings:
             raise UsageError(
                 "A resumed run keeps its configuration: --resume takes no other setting."
             )
@@ -103,11 +110,16 @@ def _await_turn(queue: Queue, run: Run, line: ProgressLine) -> None:
 
 
 def _asked(args: argparse.Namespace) -> dict[str, dict[str, object]]:
-    """Put the configuration file, the options and the settings together; the later ones win."""
+    """Put the preset, the configuration file, the options and the settings together; the later ones win."""
     raw = _read(args.config) if args.config else {}
     options = {"model.base": args.base, "data.folder": args.data, "saving.out": args.out}
     given = [f"{name}={value}" for name, value in options.items() if value]
-    return with_settings(raw, [*given, *args.settings])
+    asked = with_settings(raw, [*given, *args.settings])
+    if args.preset is None:
+        return asked
+    base = asked.get("model", {}).get("base")
+    family = open_checkpoint(Path(str(base))).family.id if base else None
+    return beneath(asked, preset_settings(args.preset, family))
 
 
 def _read(file: Path) -> dict[str, dict[str, object]]:

@@ -64,12 +64,24 @@ def test_a_training_prints_the_file_and_options_win_over_the_configuration(
         (["--set", "steps=1"], "section.key=value"),
         (["--resume", "latest"], "takes no other setting"),
         (["nowhere.json"], "cannot be read as JSON"),
+        (["--preset", "styl"], "Did you mean 'style'?"),
+        (["--preset", "style", "--resume", "latest"], "takes no other setting"),
     ],
 )
 def test_wrong_usage_is_2_and_starts_nothing(arguments, tmp_path, capsys, more, said):
     assert main([*arguments, *more]) == 2
     assert said in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_preset_lies_beneath_what_is_set(arguments, tmp_path):
+    more = ["--preset", "quick", "--set", "schedule.steps=1", "--set", "optimizer.unet_rate=2e-4"]
+    assert main([*arguments, *more]) == 0
+    (run,) = (tmp_path / "runs").iterdir()
+    asked = json.loads((run / "config.json").read_text())["config"]
+    assert (asked["network"]["rank"], asked["network"]["alpha"]) == (2, 8.0)
+    assert (asked["schedule"]["decay"], asked["schedule"]["steps"]) == ("constant", 1)
+    assert (asked["optimizer"]["unet_rate"], asked["data"]["size"]) == (2e-4, 64)
 
 
 def test_all_that_is_missing_is_told(tmp_path, monkeypatch, capsys):
