@@ -21,7 +21,7 @@ def test_a_family_is_planned_without_a_file_at_its_own_size(capsys, family, size
     told = report(capsys, "--family", family, "--vram", "24")
     assert (told["family"], told["size"], told["free_bytes"]) == (family, size, 24 * GB)
     names = [phase["name"] for phase in told["phases"]]
-    assert names == ["pictures", "captions", "training", "saving", "sampling"]
+    assert names == ["pictures", "captions", "training", "saving"]
     assert told["peak_bytes"] == max(phase["bytes"] for phase in told["phases"])
     assert told["fits"]
     assert told["note"] == "estimate, not yet calibrated on a GPU"
