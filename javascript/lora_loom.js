@@ -4,7 +4,9 @@
     const loom = (globalThis.loraLoom ??= {});
     const PLACE = "lora_loom_train";
     const SILENT = "The server does not answer. Trying again …";
-    const LOOK_MS = 300, BUSY_MS = 1000, IDLE_MS = 3000;
+    const LOOK_MS = 300,
+        BUSY_MS = 1000,
+        IDLE_MS = 3000;
 
     /** Make an element. Texts become text nodes: nothing that comes from a file or a person is ever read as markup. */
     loom.make = (tag, attributes = {}, ...children) => {
@@ -38,7 +40,10 @@
         const read = async (answer) => {
             const told = await answer.json().catch(() => ({}));
             if (answer.ok) return told;
-            throw new Refused(told.message ?? told.detail ?? `The server answered ${answer.status}.`, told.problems);
+            throw new Refused(
+                told.message ?? told.detail ?? `The server answered ${answer.status}.`,
+                told.problems,
+            );
         };
         return {
             get: async (path) => read(await ask(path)),
@@ -48,7 +53,7 @@
                         method: "POST",
                         headers: { "Content-Type": "application/json" },
                         body: JSON.stringify(body),
-                    })
+                    }),
                 ),
             /** Return a picture as an address that lives as long as the page. */
             picture: async (path) => {
@@ -74,7 +79,10 @@
     /** Go to the page that draws and put a LoRA's tag into its prompt; tells whether there is one. */
     loom.tryIt = async (text) => {
         if (typeof switch_to_txt2img === "function") switch_to_txt2img();
-        else [...root().querySelectorAll("button[role=tab]")].find((tab) => tab.textContent.trim() === "Generate")?.click();
+        else
+            [...root().querySelectorAll("button[role=tab]")]
+                .find((tab) => tab.textContent.trim() === "Generate")
+                ?.click();
         const prompt = await soon(() => root().querySelector("#txt2img_prompt textarea"));
         if (!prompt) return false;
         if (!prompt.value.includes(text)) {
@@ -96,7 +104,8 @@
         });
         const live = loom.liveView(routes, form.memory);
         place.replaceChildren(offline, loom.make("div", { class: "columns" }, form.element, live.element));
-        let seen = true, hurry = false;
+        let seen = true,
+            hurry = false;
         const hurryUp = () => (hurry = true);
         let rouse = hurryUp;
         const rest = (milliseconds) =>
@@ -112,12 +121,14 @@
         live.wake = () => rouse();
         /** Ask once and show the answer; return how long to wait until the next time. */
         const turn = async () => {
-            const visible = isVisible(place), back = visible && !seen;
+            const visible = isVisible(place),
+                back = visible && !seen;
             seen = visible;
             if (!visible) return LOOK_MS;
             try {
                 if (back) await form.refresh();
-                const asked = live.wanted(), state = await routes.get(`state?${new URLSearchParams(asked)}`);
+                const asked = live.wanted(),
+                    state = await routes.get(`state?${new URLSearchParams(asked)}`);
                 live.show(state, asked);
                 form.show(state);
                 offline.hidden = true;
@@ -133,7 +144,8 @@
 
     const look = () => {
         const place = root().querySelector(`#${PLACE}`);
-        if (!place || place.dataset.mounted) return;
+        // The other scripts may still be on their way.
+        if (!place || place.dataset.mounted || !loom.trainForm || !loom.runPanel || !loom.liveView) return;
         place.dataset.mounted = "yes";
         mount(place).catch((error) => {
             place.replaceChildren(loom.make("p", { class: "offline", role: "alert" }, error.message));

@@ -3,18 +3,14 @@
     "use strict";
     const loom = (globalThis.loraLoom ??= {});
     const make = (...all) => loom.make(...all);
-    const STORE = "loraLoom.form", OTHER = "", PAUSE_MS = 350;
-    const [BASE, FOLDER, OUT, SIZE, CAPTION] = ["model.base", "data.folder", "saving.out", "data.size", "data.caption"];
-
-    /** Return what a field accepts, in a few characters. */
-    loom.rangeText = (field) => {
-        if (!field.range) return "";
-        const [low, high] = field.range.map((value) => (Math.abs(value) >= 1e5 ? value.toExponential(0).replace("e+", "e") : String(value)));
-        return `${low} – ${high}`;
-    };
-
-    /** Return the sizes of bytes as people read them. */
-    loom.gigabytes = (bytes) => (bytes >= 2 ** 30 ? `${(bytes / 2 ** 30).toFixed(1)} GB` : `${Math.max(1, Math.round(bytes / 2 ** 20))} MB`);
+    const STORE = "loraLoom.form";
+    const PAUSE_MS = 350;
+    const BASE = "model.base";
+    const FOLDER = "data.folder";
+    const OUT = "saving.out";
+    const SIZE = "data.size";
+    const CAPTION = "data.caption";
+    const OF_THIS_TRAINING = [CAPTION, "samples.prompts"];
 
     /** Call `act` once nobody has asked for it again for a moment. */
     const later = (act) => {
@@ -25,210 +21,150 @@
         };
     };
 
-    /** Return {element, get, set, tell, name, isChanged, mark}: one field with its label, its help and a place for what is wrong with it. */
-    const makeField = (field, changed) => {
-        const id = `loom_${field.name.replace(".", "_")}`;
-        const common = { id, name: field.name, "aria-describedby": `${id}_help ${id}_wrong`, autocomplete: "off", spellcheck: "false" };
-        const input =
-            field.kind === "choice"
-                ? make("select", common, field.choices.map((choice) => make("option", { value: choice }, choice)))
-                : field.kind === "lines"
-                  ? make("textarea", { ...common, rows: 3 })
-                  : field.kind === "switch"
-                    ? make("input", { ...common, type: "checkbox" })
-                    : make("input", { ...common, type: "text", inputmode: { integer: "numeric", number: "decimal" }[field.kind] ?? "text", placeholder: field.placeholder });
-        const wrong = make("p", { class: "wrong", id: `${id}_wrong`, role: "alert", hidden: true });
-        const label = make("label", { for: id }, field.label);
-        const range = loom.rangeText(field);
-        const chosen = make("p", { class: "chosen", hidden: true });
-        const help = make("p", { class: "help", id: `${id}_help` }, field.help, range ? make("span", { class: "range" }, range) : null);
-        const element = make("div", { class: `field ${field.kind}` }, ...(field.kind === "switch" ? [make("div", { class: "line" }, input, label)] : [label, input]), help, chosen, wrong);
-        // What belongs to this training alone has nothing that is usual.
-        let usual = field.own ? null : field.default;
-        const api = {
-            name: field.name,
-            element,
-            input,
-            get: () => (field.kind === "switch" ? String(input.checked) : input.value.trim()),
-            set: (text) => {
-                if (field.kind === "switch") input.checked = text === "true";
-                else input.value = text;
-                api.mark();
-            },
-            tell: (sentence) => {
-                wrong.textContent = sentence ?? "";
-                wrong.hidden = !sentence;
-                input.setAttribute("aria-invalid", String(Boolean(sentence)));
-            },
-            /** Say that this machine gets another value. */
-            choose: (value) => {
-                chosen.hidden = value === undefined || value === api.get();
-                chosen.textContent = `On this machine: ${{ true: "on", false: "off" }[value] ?? value}`;
-            },
-            usually: (text) => {
-                usual = text;
-                api.mark();
-            },
-            isChanged: () => usual !== null && api.get() !== usual,
-            mark: () => element.classList.toggle("changed", api.isChanged()),
-        };
-        api.set(field.default);
-        input.addEventListener(field.kind === "switch" || field.kind === "choice" ? "change" : "input", () => {
-            api.tell(null);
-            api.mark();
-            changed(api);
-        });
-        return api;
-    };
-
-    /** The base model: those that the host knows, the loaded one first, and where it may be named any other file. */
-    const makeBase = (described, page, changed) => {
-        const other = make("input", { type: "text", class: "other", "aria-label": "Checkpoint file", placeholder: "/path/to/model.safetensors", spellcheck: "false", hidden: true });
-        let bases = page.bases;
-        const options = () => [
-            ...bases.map((base) => make("option", { value: base.file }, base.loaded ? `${base.name} (in use)` : base.name)),
-            ...(page.names_files ? [make("option", { value: OTHER }, "Another file …")] : []),
-        ];
-        const field = makeField({ ...described, own: true, kind: "choice", choices: [], default: "" }, changed);
-        field.input.replaceChildren(...options());
-        field.input.after(other);
-        const show = () => (other.hidden = field.input.value !== OTHER || !page.names_files);
-        field.input.addEventListener("change", show);
-        other.addEventListener("input", () => {
-            field.tell(null);
-            changed(field);
-        });
-        field.size = () => bases.find((base) => base.file === field.get())?.size;
-        field.get = () => (other.hidden ? field.input.value : other.value.trim());
-        field.set = (file) => {
-            const known = bases.some((base) => base.file === file);
-            if (known) field.input.value = file;
-            else if (file && page.names_files) [field.input.value, other.value] = [OTHER, file];
-            else field.input.selectedIndex = 0;
-            show();
-        };
-        /** Take what the host has now; who had the one in use chosen stays with it. */
-        field.offer = (now) => {
-            const file = field.get(), followed = file === bases[0]?.file;
-            bases = now;
-            field.input.replaceChildren(...options());
-            field.set(followed ? "" : file);
-            return followed;
-        };
-        field.set("");
-        return field;
-    };
-
-    /** Build the form. started(run): called with the id of a run that was put into the queue. */
-    loom.trainForm = (routes, page, started) => {
+    /** Build the fields in their groups. Return the map of them, and what holds them. */
+    const buildFields = (page, changed) => {
+        const { own, basic, groups } = page.form;
         const fields = new Map();
         const add = (field) => {
             fields.set(field.name, field);
             return field.element;
         };
-        const { own, basic, groups } = page.form;
-        const forecast = loom.forecast(), report = loom.datasetReport();
-        const verdict = make("p", { class: "verdict", role: "status" });
-        const failure = make("p", { class: "wrong", role: "alert", hidden: true });
-        let family = "";
-
-        const settings = () => Object.fromEntries([...fields.values()].map((field) => [field.name, field.get()]));
-        const fit = forecast.fit;
-        const asked = () => ({ settings: settings(), fit: fit.checked });
-        const foreseen = (plan) => {
-            forecast.show(plan);
-            meet(plan.family);
-            verdict.textContent = plan.verdict;
-            verdict.classList.toggle("over", !plan.fits);
-            for (const field of fields.values()) field.choose(plan.chosen[field.name]);
-        };
-        const remember = () => localStorage.setItem(STORE, JSON.stringify({ ...settings(), preset: preset.value, fit: fit.checked, family }));
-        const say = (problems) => {
-            for (const field of fields.values()) field.tell(null);
-            let first = null;
-            for (const [name, sentence] of problems) {
-                const field = fields.get(name) ?? fields.get(BASE);
-                field.tell(sentence);
-                field.element.closest("details")?.setAttribute("open", "");
-                first ??= field;
-            }
-            first?.input.focus();
-        };
-
-        let lookedAt = "";
-        const look = later(async () => {
-            const asked = { folder: fields.get(FOLDER).get(), size: fields.get(SIZE).get(), caption: fields.get(CAPTION).get() };
-            if (!asked.folder || JSON.stringify(asked) === lookedAt) return;
-            lookedAt = JSON.stringify(asked);
-            report.wait();
-            await routes.post("dataset", asked).then(report.show, (error) => report.fail(error.message));
-        });
-        const foresee = later(() => routes.post("plan", asked()).then(foreseen, (error) => forecast.fail(error)));
-        const changed = (field) => {
-            remember();
-            if (field.name === BASE) adopt(false);
-            if ([FOLDER, SIZE, CAPTION].includes(field.name)) look();
-            if (field.name !== OUT) foresee();
-            count();
-        };
-
-        const preset = make("select", { id: "loom_preset" }, page.presets.map(({ id, label }) => make("option", { value: id }, label)));
-        const presetHelp = make("p", { class: "help" });
-        const usual = () => {
-            const chosen = page.presets.find(({ id }) => id === preset.value);
-            const size = fields.get(BASE).size();
-            return { ...defaults, ...chosen?.settings[family], ...(size ? { [SIZE]: String(size) } : {}) };
-        };
-        /** Take the values of the preset; `all`, or only where a field still has what was usual before. */
-        const adopt = (all) => {
-            const texts = usual();
-            presetHelp.textContent = page.presets.find(({ id }) => id === preset.value)?.help ?? "";
-            for (const field of fields.values()) {
-                if ([BASE, FOLDER, OUT, CAPTION, "samples.prompts"].includes(field.name)) continue;
-                const untouched = !field.isChanged();
-                field.usually(texts[field.name]);
-                if (all || untouched) field.set(texts[field.name]);
-            }
-            count();
-        };
-        /** Learn of which family the base model is. */
-        const meet = (now) => {
-            if (now === family) return;
-            family = now;
-            adopt(false);
-            foresee();
-        };
-        fit.addEventListener("change", () => {
-            remember();
-            foresee();
-        });
-        preset.addEventListener("change", () => {
-            adopt(true);
-            say([]);
-            remember();
-            look();
-            foresee();
-        });
-
-        const groupElements = groups.map((group) => {
+        const text = (described, more) =>
+            add(loom.makeField({ ...described, own: true, kind: "text", ...more }, changed));
+        const several = (some) =>
+            some.map((each) =>
+                add(loom.makeField({ ...each, own: OF_THIS_TRAINING.includes(each.name) }, changed)),
+            );
+        const folded = groups.map((group) => {
             const changes = make("span", { class: "changes" });
             const element = make(
                 "details",
                 { class: "group" },
-                make("summary", {}, make("span", { class: "name" }, group.label), make("span", { class: "help" }, group.help), changes),
-                make("div", { class: "grid" }, group.fields.map((field) => add(makeField(field, changed))))
+                make(
+                    "summary",
+                    {},
+                    make("span", { class: "name" }, group.label),
+                    make("span", { class: "help" }, group.help),
+                    changes,
+                ),
+                make("div", { class: "grid" }, several(group.fields)),
             );
             return { element, changes, names: group.fields.map(({ name }) => name) };
         });
-        const count = () => {
-            for (const { changes, names } of groupElements) {
-                const number = names.filter((name) => fields.get(name).isChanged()).length;
-                changes.textContent = number ? `${number} changed` : "";
-            }
+        const folder = page.names_files ? "/path/to/pictures" : "a folder's name";
+        const name = { label: "Name", help: "What prompts will call it.", placeholder: "my-style" };
+        return {
+            fields,
+            folder: text(own.folder, { placeholder: folder }),
+            whatAndOn: make(
+                "div",
+                { class: "grid" },
+                text(own.out, name),
+                add(loom.makeBase(own.base, page, changed)),
+            ),
+            basic: make("div", { class: "grid" }, several(basic)),
+            groups: folded.map(({ element }) => element),
+            /** Say at each group how many of its fields are not as usual. */
+            count: () => {
+                for (const { changes, names } of folded) {
+                    const number = names.filter((each) => fields.get(each).isChanged()).length;
+                    changes.textContent = number ? `${number} changed` : "";
+                }
+            },
         };
+    };
 
+    /** The presets, and what is usual with the chosen one for a family of base models. */
+    const makePresets = (page, built, changed) => {
+        const { fields } = built;
+        const defaults = Object.fromEntries([...fields.values()].map((field) => [field.name, field.get()]));
+        const input = make(
+            "select",
+            { id: "loom_preset" },
+            page.presets.map(({ id, label }) => make("option", { value: id }, label)),
+        );
+        const help = make("p", { class: "help" });
+        const label = make("label", { for: "loom_preset" }, "Preset");
+        const presets = {
+            element: make("div", { class: "field preset" }, label, input, help),
+            family: "",
+            get: () => input.value,
+            set: (name) => {
+                if (page.presets.some(({ id }) => id === name)) input.value = name;
+            },
+            /** Take the values of the preset; `all`, or only where a field still has what was usual before. */
+            adopt: (all) => {
+                const chosen = page.presets.find(({ id }) => id === input.value);
+                const size = fields.get(BASE).size();
+                const texts = {
+                    ...defaults,
+                    ...chosen.settings[presets.family],
+                    ...(size && { [SIZE]: String(size) }),
+                };
+                help.textContent = chosen.help;
+                for (const field of fields.values()) {
+                    if (field.isOwn()) continue;
+                    const untouched = !field.isChanged();
+                    field.usually(texts[field.name]);
+                    if (all || untouched) field.set(texts[field.name]);
+                }
+                built.count();
+            },
+        };
+        input.addEventListener("change", () => {
+            presets.adopt(true);
+            changed();
+        });
+        return presets;
+    };
+
+    /** What a browser keeps of a form that was filled in. */
+    const stored = () => {
+        try {
+            return JSON.parse(localStorage.getItem(STORE) ?? "{}");
+        } catch {
+            localStorage.removeItem(STORE);
+            return {};
+        }
+    };
+
+    /** Put problems beside their fields, and the cursor into the first of them. */
+    const sayProblems = (fields, problems) => {
+        for (const field of fields.values()) field.tell(null);
+        for (const [name, sentence] of problems) {
+            const field = fields.get(name) ?? fields.get(BASE);
+            field.tell(sentence);
+            field.element.closest("details")?.setAttribute("open", "");
+        }
+        const first =
+            problems.length &&
+            [...fields.values()].find(({ input }) => input.getAttribute("aria-invalid") === "true");
+        if (first) first.input.focus();
+    };
+
+    const inWords = ({ problems, message }) => {
+        if (!problems?.length) return message;
+        return problems.length === 1
+            ? "One field needs another look."
+            : `${problems.length} fields need another look.`;
+    };
+
+    /** Build the form. started(run): called with the id of a run that was put into the queue. */
+    loom.trainForm = (routes, page, started) => {
+        const forecast = loom.forecast();
+        const report = loom.datasetReport();
+        const built = buildFields(page, (field) => changed(field));
+        const { fields } = built;
+        const presets = makePresets(page, built, () => {
+            sayProblems(fields, []);
+            remember();
+            look();
+            foresee();
+        });
+        const verdict = make("p", { class: "verdict", role: "status" });
+        const failure = make("p", { class: "wrong", role: "alert", hidden: true });
         const start = make("button", { type: "submit", class: "primary" }, "Start training");
-        const where = make("p", { class: "help", title: page.network_folder }, `Goes to ${page.network_folder}`);
+        const where = `Goes to ${page.network_folder}`;
         const element = make(
             "form",
             { class: "form", novalidate: true, "aria-label": "New training" },
@@ -236,71 +172,110 @@
                 "section",
                 { class: "card" },
                 make("h2", {}, "What to learn"),
-                add(makeField({ ...own.folder, own: true, kind: "text", placeholder: page.names_files ? "/path/to/pictures" : "a folder's name" }, changed)),
+                built.folder,
                 report.element,
-                make(
-                    "div",
-                    { class: "grid" },
-                    add(makeField({ ...own.out, own: true, kind: "text", label: "Name", help: "What prompts will call it.", placeholder: "my-style" }, changed)),
-                    add(makeBase(own.base, page, changed))
-                )
+                built.whatAndOn,
             ),
             make(
                 "section",
                 { class: "card" },
                 make("h2", {}, "How to learn it"),
-                make("div", { class: "field preset" }, make("label", { for: "loom_preset" }, "Preset"), preset, presetHelp),
-                make("div", { class: "grid" }, basic.map((field) => add(makeField(field, changed)))),
-                groupElements.map(({ element }) => element)
+                presets.element,
+                built.basic,
+                built.groups,
             ),
             make(
                 "section",
                 { class: "card begin" },
                 failure,
                 make("div", { class: "actions" }, start, verdict),
-                where
-            )
+                make("p", { class: "help", title: where }, where),
+            ),
         );
-        fields.get(OUT).element.querySelector(".help").textContent = "What prompts will call it.";
 
-        const defaults = Object.fromEntries([...fields.values()].map((field) => [field.name, field.get()]));
+        const settings = () =>
+            Object.fromEntries([...fields.values()].map((field) => [field.name, field.get()]));
+        const asked = () => ({ settings: settings(), fit: forecast.fit.checked });
+        const remember = () => {
+            const { family } = presets;
+            const kept = { ...settings(), preset: presets.get(), fit: forecast.fit.checked, family };
+            localStorage.setItem(STORE, JSON.stringify(kept));
+        };
         const restore = () => {
-            let stored = {};
-            try {
-                stored = JSON.parse(localStorage.getItem(STORE) ?? "{}");
-            } catch {
-                localStorage.removeItem(STORE);
+            const kept = stored();
+            forecast.fit.checked = kept.fit ?? true;
+            presets.family = kept.family ?? "";
+            presets.set(kept.preset);
+            presets.adopt(true);
+            for (const field of fields.values()) {
+                if (typeof kept[field.name] === "string") field.set(kept[field.name]);
             }
-            fit.checked = stored.fit ?? true;
-            family = stored.family ?? "";
-            if (page.presets.some(({ id }) => id === stored.preset)) preset.value = stored.preset;
-            adopt(true);
-            for (const field of fields.values()) if (typeof stored[field.name] === "string") field.set(stored[field.name]);
-            count();
+            built.count();
         };
-        const refresh = async () => {
-            const { bases } = await routes.get("bases");
-            if (fields.get(BASE).offer(bases)) foresee();
-        };
-        restore();
-        look();
-        foresee();
 
+        let lookedAt = "";
+        const look = later(async () => {
+            const [folder, size, caption] = [FOLDER, SIZE, CAPTION].map((name) => fields.get(name).get());
+            const question = { folder, size, caption };
+            if (!folder || JSON.stringify(question) === lookedAt) return;
+            lookedAt = JSON.stringify(question);
+            report.wait();
+            await routes.post("dataset", question).then(report.show, (error) => report.fail(error.message));
+        });
+        const foreseen = (plan) => {
+            forecast.show(plan);
+            verdict.textContent = plan.verdict;
+            verdict.classList.toggle("over", !plan.fits);
+            for (const field of fields.values()) field.choose(plan.chosen[field.name]);
+            if (plan.family === presets.family) return;
+            // What is usual depends on the family, which is known only now.
+            presets.family = plan.family;
+            presets.adopt(false);
+            foresee();
+        };
+        const foresee = later(() => routes.post("plan", asked()).then(foreseen, forecast.fail));
+        const changed = (field) => {
+            remember();
+            if (field.name === BASE) presets.adopt(false);
+            if ([FOLDER, SIZE, CAPTION].includes(field.name)) look();
+            if (field.name !== OUT) foresee();
+            built.count();
+        };
+        forecast.fit.addEventListener("change", () => {
+            remember();
+            foresee();
+        });
         element.addEventListener("submit", async (event) => {
             event.preventDefault();
             start.disabled = true;
             failure.hidden = true;
             try {
                 const { run } = await routes.post("runs", asked());
-                say([]);
+                sayProblems(fields, []);
                 started(run);
             } catch (error) {
-                say(error.problems ?? []);
-                failure.textContent = error.problems?.length ? `${error.problems.length === 1 ? "One field needs" : `${error.problems.length} fields need`} another look.` : error.message;
+                sayProblems(fields, error.problems ?? []);
+                failure.textContent = inWords(error);
                 failure.hidden = false;
             }
             start.disabled = false;
         });
-        return { element, memory: forecast.element, refresh, show: (state) => (start.textContent = state.runs.some((run) => run.active) ? "Add to the queue" : "Start training") };
+        restore();
+        look();
+        foresee();
+        return {
+            element,
+            memory: forecast.element,
+            /** Take what base models the host has now. */
+            refresh: async () => {
+                const { bases } = await routes.get("bases");
+                if (fields.get(BASE).offer(bases)) foresee();
+            },
+            show: (state) => {
+                start.textContent = state.runs.some((run) => run.active)
+                    ? "Add to the queue"
+                    : "Start training";
+            },
+        };
     };
 })();

@@ -5,12 +5,28 @@
     const make = (...all) => loom.make(...all);
     const SHOWN = 6;
 
+    /** Return the sizes of bytes as people read them. */
+    loom.gigabytes = (bytes) =>
+        bytes >= 2 ** 30
+            ? `${(bytes / 2 ** 30).toFixed(1)} GB`
+            : `${Math.max(1, Math.round(bytes / 2 ** 20))} MB`;
+
     /** Return a list of sentences, the tail of a long one folded away. */
     loom.sentences = (kind, sentences) => {
-        const items = (some) => make("ul", { class: `sentences ${kind}` }, some.map((sentence) => make("li", {}, sentence)));
+        const items = (some) =>
+            make(
+                "ul",
+                { class: `sentences ${kind}` },
+                some.map((sentence) => make("li", {}, sentence)),
+            );
         if (sentences.length <= SHOWN) return sentences.length ? items(sentences) : null;
         const rest = sentences.slice(SHOWN);
-        return make("div", {}, items(sentences.slice(0, SHOWN)), make("details", { class: "more" }, make("summary", {}, `${rest.length} more`), items(rest)));
+        return make(
+            "div",
+            {},
+            items(sentences.slice(0, SHOWN)),
+            make("details", { class: "more" }, make("summary", {}, `${rest.length} more`), items(rest)),
+        );
     };
 
     /** Return {element, wait, show, fail}: the report on a folder of pictures. */
@@ -18,11 +34,18 @@
         const element = make("div", { class: "report", "aria-live": "polite" });
         return {
             element,
-            wait: () => element.replaceChildren(make("p", { class: "help" }, "Looking through the pictures …")),
+            wait: () =>
+                element.replaceChildren(make("p", { class: "help" }, "Looking through the pictures …")),
             fail: (sentence) => element.replaceChildren(make("p", { class: "wrong" }, sentence)),
             show: ({ figures, problems, advice }) => {
-                const pairs = figures.map(([label, value]) => make("div", {}, make("dt", {}, label), make("dd", {}, value)));
-                const parts = [make("dl", { class: "figures" }, pairs), loom.sentences("problem", problems), loom.sentences("advice", advice)];
+                const pairs = figures.map(([label, value]) =>
+                    make("div", {}, make("dt", {}, label), make("dd", {}, value)),
+                );
+                const parts = [
+                    make("dl", { class: "figures" }, pairs),
+                    loom.sentences("problem", problems),
+                    loom.sentences("advice", advice),
+                ];
                 element.replaceChildren(...parts.filter(Boolean));
             },
         };
@@ -33,15 +56,45 @@
         const bars = make("div", { class: "bars" });
         const fit = make("input", { type: "checkbox", id: "loom_fit", checked: true });
         const failure = make("p", { class: "wrong", hidden: true });
-        const fitting = make("div", { class: "field switch" }, make("div", { class: "line" }, fit, make("label", { for: "loom_fit" }, "Fit the settings to this machine")));
+        const fitting = make(
+            "div",
+            { class: "field switch" },
+            make(
+                "div",
+                { class: "line" },
+                fit,
+                make("label", { for: "loom_fit" }, "Fit the settings to this machine"),
+            ),
+        );
         const choices = make("details", { class: "more", hidden: true });
         const note = make("p", { class: "help" });
-        const element = make("section", { class: "card forecast", hidden: true }, make("h2", {}, "Memory this will take"), failure, bars, note, fitting, choices);
+        const element = make(
+            "section",
+            { class: "card forecast", hidden: true },
+            make("h2", {}, "Memory this will take"),
+            failure,
+            bars,
+            note,
+            fitting,
+            choices,
+        );
         const bar = ({ label, bytes }, free, full) => {
             const over = free > 0 && bytes > free;
-            const fill = make("span", { class: over ? "fill over" : "fill", style: `width:${((100 * bytes) / full).toFixed(1)}%` });
-            const mark = free > 0 ? make("span", { class: "free", style: `left:${((100 * free) / full).toFixed(1)}%` }) : null;
-            return make("div", { class: "bar" }, make("span", { class: "label" }, label), make("span", { class: "track" }, fill, mark), make("span", { class: "value" }, loom.gigabytes(bytes)));
+            const fill = make("span", {
+                class: over ? "fill over" : "fill",
+                style: `width:${((100 * bytes) / full).toFixed(1)}%`,
+            });
+            const mark =
+                free > 0
+                    ? make("span", { class: "free", style: `left:${((100 * free) / full).toFixed(1)}%` })
+                    : null;
+            return make(
+                "div",
+                { class: "bar" },
+                make("span", { class: "label" }, label),
+                make("span", { class: "track" }, fill, mark),
+                make("span", { class: "value" }, loom.gigabytes(bytes)),
+            );
         };
         return {
             element,
@@ -63,8 +116,16 @@
                 note.textContent = plan.note;
                 choices.hidden = !plan.choices.length;
                 choices.replaceChildren(
-                    make("summary", {}, `${plan.choices.length} ${plan.choices.length === 1 ? "choice" : "choices"} for this machine`),
-                    make("ul", { class: "sentences advice" }, plan.choices.map((choice) => make("li", {}, choice)))
+                    make(
+                        "summary",
+                        {},
+                        `${plan.choices.length} ${plan.choices.length === 1 ? "choice" : "choices"} for this machine`,
+                    ),
+                    make(
+                        "ul",
+                        { class: "sentences advice" },
+                        plan.choices.map((choice) => make("li", {}, choice)),
+                    ),
                 );
             },
         };
@@ -72,9 +133,21 @@
 
     /** Return {element, show}: what stands in the way of any training, and the button that removes it. */
     loom.environmentPanel = (routes) => {
-        const words = make("p", {}), lines = make("pre", { class: "log", hidden: true });
-        const button = make("button", { type: "button", class: "primary", onclick: () => prepare() }, "Prepare");
-        const element = make("section", { class: "card prepare", role: "status", hidden: true }, make("h2", {}, "One thing first"), words, lines, make("div", { class: "actions" }, button));
+        const words = make("p", {}),
+            lines = make("pre", { class: "log", hidden: true });
+        const button = make(
+            "button",
+            { type: "button", class: "primary", onclick: () => prepare() },
+            "Prepare",
+        );
+        const element = make(
+            "section",
+            { class: "card prepare", role: "status", hidden: true },
+            make("h2", {}, "One thing first"),
+            words,
+            lines,
+            make("div", { class: "actions" }, button),
+        );
         const prepare = async () => {
             button.disabled = true;
             await routes.post("prepare", {}).catch((error) => (words.textContent = error.message));

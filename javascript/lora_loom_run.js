@@ -1,19 +1,28 @@
-/* The view of the runs: which there are, and how the chosen one comes along. All of it comes from the server, nothing is kept here. */
+/* The view of one run: how it comes along, what can be asked of it, and what it made. */
 (() => {
     "use strict";
     const loom = (globalThis.loraLoom ??= {});
     const make = (...all) => loom.make(...all);
     const SURE_MS = 4000;
-    const WORDS = {
-        queued: "waiting for its turn", starting: "starting", running: "running", paused: "paused",
-        stopped: "stopped", failed: "failed", done: "done", dead: "worker lost",
+    loom.statusWords = {
+        queued: "waiting for its turn",
+        starting: "starting",
+        running: "running",
+        paused: "paused",
+        stopped: "stopped",
+        failed: "failed",
+        done: "done",
+        dead: "worker lost",
     };
     const COMMANDS = {
         pause: ["Pause", "Save the state and free the memory; go on at any time"],
         save: ["Save now", "Write the LoRA as it is and go on"],
         stop: ["Stop and save", "Write the LoRA as it is and end; the run can still be resumed"],
         resume: ["Resume", "Go on where it was left"],
-        remove: ["Delete the run", "Remove its folder with states and samples; a LoRA that was written stays"],
+        remove: [
+            "Delete the run",
+            "Remove its folder with states and samples; a LoRA that was written stays",
+        ],
     };
 
     /** Return a duration as people say it. */
@@ -25,15 +34,19 @@
     };
 
     /** Return the speed of a training in the unit that reads best. */
-    loom.pace = (seconds) => (seconds >= 1 ? `${seconds.toFixed(2)} s/it` : `${(1 / seconds).toFixed(seconds > 0.1 ? 2 : 1)} it/s`);
+    loom.pace = (seconds) =>
+        seconds >= 1 ? `${seconds.toFixed(2)} s/it` : `${(1 / seconds).toFixed(seconds > 0.1 ? 2 : 1)} it/s`;
 
     /** Return what was found out about the speed after the first steps, and why it is slow. */
     loom.paceWords = ({ seconds_per_step: step, epoch_seconds: epoch, run_seconds: whole, sentence }) =>
-        step ? `${loom.pace(step)}: ${loom.duration(epoch)} for an epoch, ${loom.duration(whole)} for the run. ${sentence ?? ""}`.trim() : "";
+        step
+            ? `${loom.pace(step)}: ${loom.duration(epoch)} for an epoch, ${loom.duration(whole)} for the run. ${sentence ?? ""}`.trim()
+            : "";
 
     /** Return the points of a run with the new ones added. */
     loom.extended = (points, added) => {
-        const last = points.at(-1)?.[0] ?? -1, first = added[0]?.[0] ?? Infinity;
+        const last = points.at(-1)?.[0] ?? -1,
+            first = added[0]?.[0] ?? Infinity;
         // A resumed run counts again from its last state.
         const kept = first <= last ? points.filter(([step]) => step < first) : points;
         return [...kept, ...added];
@@ -53,7 +66,8 @@
     };
 
     const figure = (label) => {
-        const value = make("dd"), element = make("div", { hidden: true }, make("dt", {}, label), value);
+        const value = make("dd"),
+            element = make("div", { hidden: true }, make("dt", {}, label), value);
         return {
             element,
             set: (text) => {
@@ -63,57 +77,27 @@
         };
     };
 
-    /** The pictures drawn on the way: a row for each prompt, the newest first. A click shows one at its full size. */
-    const gallery = (routes) => {
-        const shown = new Set(), strips = new Map();
-        const large = make("dialog", { class: "large", onclick: () => large.close() });
-        const rows = make("div", { class: "rows" });
-        const element = make("div", { class: "samples", hidden: true }, make("h3", {}, "Samples"), rows, large);
-        const open = (picture, caption) => {
-            large.replaceChildren(make("img", { src: picture.src, alt: picture.alt }), make("p", {}, caption));
-            large.showModal();
-        };
-        const stripOf = (prompt) => {
-            if (!strips.has(prompt)) {
-                strips.set(prompt, make("div", { class: "strip" }));
-                rows.append(make("p", { class: "help" }, prompt), strips.get(prompt));
-            }
-            return strips.get(prompt);
-        };
-        const add = async (run, { step, name, prompt }) => {
-            shown.add(name);
-            const words = `step ${step}`;
-            const picture = make("img", { alt: `${prompt} after ${step} steps`, loading: "lazy" });
-            stripOf(prompt).prepend(make("button", { type: "button", class: "sample", onclick: () => open(picture, `${words} · ${prompt}`) }, picture, make("span", {}, words)));
-            picture.src = await routes.picture(`runs/${encodeURIComponent(run)}/samples/${encodeURIComponent(name)}`).catch(() => "");
-        };
-        return {
-            element,
-            clear: () => {
-                for (const each of rows.querySelectorAll("img")) URL.revokeObjectURL(each.src);
-                shown.clear();
-                strips.clear();
-                rows.replaceChildren();
-                element.hidden = true;
-            },
-            show: (run, samples) => {
-                for (const sample of samples) if (!shown.has(sample.name)) add(run, sample);
-                element.hidden = !shown.size;
-            },
-        };
-    };
-
-    /** Return {element, show, clear}: everything about one run. */
-    const runPanel = (routes, again) => {
-        const name = make("h2", {}), status = make("span", { class: "status" }), stage = make("p", { class: "stage" });
+    /** Return {element, show}: everything about one run. again: asks the server at once. */
+    loom.runPanel = (routes, again) => {
+        const name = make("h2", {}),
+            status = make("span", { class: "status" }),
+            stage = make("p", { class: "stage" });
         const bar = make("progress", { "aria-label": "Progress" });
-        const figures = { step: figure("Step"), epoch: figure("Epoch"), left: figure("Time left"), spent: figure("Took"), pace: figure("Speed"), loss: figure("Loss") };
+        const figures = {
+            step: figure("Step"),
+            epoch: figure("Epoch"),
+            left: figure("Time left"),
+            spent: figure("Took"),
+            pace: figure("Speed"),
+            loss: figure("Loss"),
+        };
         const slow = make("p", { class: "help", hidden: true });
         const message = make("p", { class: "message", role: "alert", hidden: true });
         const finished = make("div", { class: "finished", hidden: true });
         const buttons = make("div", { class: "actions" });
         const answer = make("p", { class: "help", role: "status" });
-        const chart = loom.lossChart(), samples = gallery(routes);
+        const chart = loom.lossChart(),
+            samples = loom.gallery(routes);
         const notes = make("div", { class: "notes" });
         const log = make("pre", { class: "log", tabindex: "0", "aria-label": "Log" });
         const logBox = make("details", { class: "more" }, make("summary", {}, "Log"), log);
@@ -121,17 +105,34 @@
             "section",
             { class: "card run", "aria-label": "Run" },
             make("header", {}, name, status),
-            stage, bar,
-            make("dl", { class: "figures" }, Object.values(figures).map(({ element }) => element)),
-            slow, message, finished, buttons, answer, chart.element, samples.element, notes, logBox
+            stage,
+            bar,
+            make(
+                "dl",
+                { class: "figures" },
+                Object.values(figures).map(({ element }) => element),
+            ),
+            slow,
+            message,
+            finished,
+            buttons,
+            answer,
+            chart.element,
+            samples.element,
+            notes,
+            logBox,
         );
-        let run = null, points = [], validation = [];
+        let run = null,
+            points = [],
+            validation = [];
 
         const ask = async (command) => {
             answer.textContent = "";
             for (const button of buttons.querySelectorAll("button")) button.disabled = true;
             try {
-                answer.textContent = (await routes.post(`runs/${encodeURIComponent(run.id)}/command`, { command })).message;
+                answer.textContent = (
+                    await routes.post(`runs/${encodeURIComponent(run.id)}/command`, { command })
+                ).message;
             } catch (error) {
                 answer.textContent = error.message;
             }
@@ -144,9 +145,20 @@
             buttons.replaceChildren(
                 ...run.commands.map((command) => {
                     const kind = { resume: "primary", remove: "quiet" }[command] ?? "";
-                    const press = ({ currentTarget }) => (command === "remove" && !confirmed(currentTarget) ? null : ask(command));
-                    return make("button", { type: "button", class: kind, title: COMMANDS[command][1], disabled: Boolean(run.pending), onclick: press }, COMMANDS[command][0]);
-                })
+                    const press = ({ currentTarget }) =>
+                        command === "remove" && !confirmed(currentTarget) ? null : ask(command);
+                    return make(
+                        "button",
+                        {
+                            type: "button",
+                            class: kind,
+                            title: COMMANDS[command][1],
+                            disabled: Boolean(run.pending),
+                            onclick: press,
+                        },
+                        COMMANDS[command][0],
+                    );
+                }),
             );
         };
         const showFinished = () => {
@@ -154,16 +166,35 @@
             finished.hidden = !file;
             if (!file || finished.dataset.file === file) return;
             finished.dataset.file = file;
-            const tag = `<lora:${run.result.name}:1>`, text = run.result.trigger ? `${tag} ${run.result.trigger}` : tag;
-            const missed = make("p", { class: "help", hidden: true }, `There is no prompt on this page; the tag is ${text}`);
+            const tag = `<lora:${run.result.name}:1>`,
+                text = run.result.trigger ? `${tag} ${run.result.trigger}` : tag;
+            const missed = make(
+                "p",
+                { class: "help", hidden: true },
+                `There is no prompt on this page; the tag is ${text}`,
+            );
             finished.replaceChildren(
                 make("p", {}, "The LoRA lies at ", make("code", {}, file)),
-                make("div", { class: "actions" }, make("button", { type: "button", class: "primary try", onclick: async () => (missed.hidden = await loom.tryIt(text)) }, "Try it"), make("code", { class: "tag" }, tag)),
-                missed
+                make(
+                    "div",
+                    { class: "actions" },
+                    make(
+                        "button",
+                        {
+                            type: "button",
+                            class: "primary try",
+                            onclick: async () => (missed.hidden = await loom.tryIt(text)),
+                        },
+                        "Try it",
+                    ),
+                    make("code", { class: "tag" }, tag),
+                ),
+                missed,
             );
         };
         const showProgress = () => {
-            const training = run.training || !run.active, total = training ? run.steps : run.total;
+            const training = run.training || !run.active,
+                total = training ? run.steps : run.total;
             const step = training ? run.done_steps : run.step;
             if (total) [bar.max, bar.value] = [total, step];
             else bar.removeAttribute("value");
@@ -180,7 +211,9 @@
         };
         const showWords = () => {
             name.textContent = run.name;
-            status.textContent = run.pending ? `${run.pending} asked for` : WORDS[run.status] ?? run.status;
+            status.textContent = run.pending
+                ? `${run.pending} asked for`
+                : (loom.statusWords[run.status] ?? run.status);
             status.className = `status ${run.status}`;
             stage.textContent = run.active ? run.stage : "";
             stage.hidden = !stage.textContent;
@@ -193,7 +226,8 @@
                 if (atEnd) log.scrollTop = log.scrollHeight;
             }
             logBox.hidden = !run.log;
-            if (run.status === "failed" || run.status === "dead") logBox.toggleAttribute("open", logBox.dataset.seen !== run.id || logBox.open);
+            if (run.status === "failed" || run.status === "dead")
+                logBox.toggleAttribute("open", logBox.dataset.seen !== run.id || logBox.open);
             logBox.dataset.seen = run.id;
         };
         return {
@@ -222,62 +256,5 @@
                 samples.show(run.id, run.samples);
             },
         };
-    };
-
-    /** Return {element, wanted, show, choose, wake}. wanted: what is to be asked of the server; wake: asks it at once. */
-    loom.liveView = (routes, memory) => {
-        const environment = loom.environmentPanel(routes);
-        const owner = make("p", { class: "owner", role: "status", hidden: true });
-        const list = make("ul", { class: "runs", "aria-label": "Runs" });
-        const listBox = make("section", { class: "card", hidden: true }, make("h2", {}, "Runs"), list);
-        const empty = make(
-            "section",
-            { class: "card empty" },
-            make("h2", {}, "Nothing is being trained"),
-            make("ol", {}, ["Name a folder of 10 to 30 pictures.", "Give the LoRA a name.", "Start. You can close this page: the training goes on."].map((line) => make("li", {}, line)))
-        );
-        const view = { wake: () => {} };
-        const panel = runPanel(routes, () => view.wake());
-        panel.element.hidden = true;
-        let chosen = "", seen = 0;
-
-        const choose = (run) => {
-            if (run !== chosen) [chosen, seen] = [run, 0];
-            view.wake();
-        };
-        const item = (run) =>
-            make(
-                "li",
-                {},
-                make(
-                    "button",
-                    { type: "button", "aria-current": run.id === chosen ? "true" : false, onclick: () => choose(run.id) },
-                    make("span", { class: "name" }, run.name),
-                    make("span", { class: "when" }, run.when),
-                    make("span", { class: `status ${run.status}` }, run.training && run.total ? `${Math.floor((100 * run.step) / run.total)} %` : WORDS[run.status] ?? run.status)
-                )
-            );
-        return Object.assign(view, {
-            element: make("div", { class: "live" }, environment.element, owner, empty, panel.element, memory, listBox),
-            wanted: () => ({ run: chosen, after: seen }),
-            choose,
-            /** asked: what `wanted` was when the state was asked for; another run may have been chosen since. */
-            show: (state, asked) => {
-                environment.show(state.environment);
-                owner.textContent = state.owner;
-                owner.hidden = !state.owner;
-                empty.hidden = Boolean(state.runs.length);
-                listBox.hidden = state.runs.length < 2;
-                if (state.run && asked.run === chosen) {
-                    [chosen, seen] = [state.run.id, state.run.seq];
-                    panel.show(state.run);
-                }
-                panel.element.hidden = !state.run;
-                const focused = document.activeElement?.closest?.("ul.runs li");
-                const place = focused ? [...list.children].indexOf(focused) : -1;
-                list.replaceChildren(...state.runs.map(item));
-                if (place >= 0) list.children[place]?.firstChild.focus();
-            },
-        });
     };
 })();

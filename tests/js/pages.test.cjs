@@ -3,7 +3,17 @@
 const assert = require("node:assert/strict");
 const test = require("node:test");
 
-for (const name of ["lora_loom", "lora_loom_chart", "lora_loom_form", "lora_loom_panels", "lora_loom_run"]) require(`../../javascript/${name}.js`);
+for (const name of [
+    "lora_loom",
+    "lora_loom_chart",
+    "lora_loom_fields",
+    "lora_loom_form",
+    "lora_loom_panels",
+    "lora_loom_gallery",
+    "lora_loom_run",
+    "lora_loom_live",
+])
+    require(`../../javascript/${name}.js`);
 const loom = globalThis.loraLoom;
 
 test("a constant loss stays what it is when smoothed, from the first step on", () => {
@@ -14,13 +24,19 @@ test("a constant loss stays what it is when smoothed, from the first step on", (
 test("smoothing keeps the steps and takes most of the noise away", () => {
     const points = Array.from({ length: 400 }, (_, k) => [k + 1, 1 + (k % 2 ? 0.5 : -0.5)]);
     const smooth = loom.smoothed(points);
-    assert.deepEqual(smooth.map(([step]) => step), points.map(([step]) => step));
+    assert.deepEqual(
+        smooth.map(([step]) => step),
+        points.map(([step]) => step),
+    );
     // An exponential mean over 40 points leaves 1/79 of an alternating term: 0.0063 of 0.5.
     assert.ok(Math.abs(smooth.at(-1)[1] - 1) < 0.0064);
 });
 
 test("few points are not smoothed", () => {
-    const points = [[1, 3], [2, 1]];
+    const points = [
+        [1, 3],
+        [2, 1],
+    ];
     assert.deepEqual(loom.smoothed(points), points);
 });
 
@@ -30,7 +46,15 @@ test("one wild step does not set the scale, and validation always fits", () => {
     const [low, high] = loom.lossRange(points, [[500, 0.3]]);
     assert.ok(low >= 0 && low < 0.11 && high > 0.3 && high < 0.4);
     assert.deepEqual(loom.lossRange([], []), [0, 1]);
-    assert.ok(loom.lossRange([[1, NaN], [2, 0.5]], [])[1] > 0.5);
+    assert.ok(
+        loom.lossRange(
+            [
+                [1, NaN],
+                [2, 0.5],
+            ],
+            [],
+        )[1] > 0.5,
+    );
 });
 
 test("ticks are round, inside, and few", () => {
@@ -40,25 +64,70 @@ test("ticks are round, inside, and few", () => {
 });
 
 test("the nearest point is found on either side", () => {
-    const points = [[1, 0.1], [5, 0.5], [6, 0.6]];
-    assert.deepEqual([-3, 2, 4, 5.4, 99].map((step) => loom.nearest(points, step)[0]), [1, 1, 5, 5, 6]);
+    const points = [
+        [1, 0.1],
+        [5, 0.5],
+        [6, 0.6],
+    ];
+    assert.deepEqual(
+        [-3, 2, 4, 5.4, 99].map((step) => loom.nearest(points, step)[0]),
+        [1, 1, 5, 5, 6],
+    );
     assert.equal(loom.nearest([], 3), undefined);
 });
 
 test("a resumed run takes its steps up again from where it was left", () => {
-    const seen = [[1, 1], [2, 2], [3, 3]];
-    assert.deepEqual(loom.extended(seen, [[4, 4]]), [[1, 1], [2, 2], [3, 3], [4, 4]]);
-    assert.deepEqual(loom.extended(seen, [[2, 9], [3, 8]]), [[1, 1], [2, 9], [3, 8]]);
+    const seen = [
+        [1, 1],
+        [2, 2],
+        [3, 3],
+    ];
+    assert.deepEqual(loom.extended(seen, [[4, 4]]), [
+        [1, 1],
+        [2, 2],
+        [3, 3],
+        [4, 4],
+    ]);
+    assert.deepEqual(
+        loom.extended(seen, [
+            [2, 9],
+            [3, 8],
+        ]),
+        [
+            [1, 1],
+            [2, 9],
+            [3, 8],
+        ],
+    );
     assert.deepEqual(loom.extended([], []), []);
 });
 
 test("durations, speeds and sizes read as people say them", () => {
-    assert.deepEqual([3.4, 59.6, 75, 3600, 7325].map(loom.duration), ["3 s", "1 min 00 s", "1 min 15 s", "1 h 00 min", "2 h 02 min"]);
-    assert.deepEqual([2.5, 1, 0.5, 0.04].map(loom.pace), ["2.50 s/it", "1.00 s/it", "2.00 it/s", "25.0 it/s"]);
+    assert.deepEqual([3.4, 59.6, 75, 3600, 7325].map(loom.duration), [
+        "3 s",
+        "1 min 00 s",
+        "1 min 15 s",
+        "1 h 00 min",
+        "2 h 02 min",
+    ]);
+    assert.deepEqual([2.5, 1, 0.5, 0.04].map(loom.pace), [
+        "2.50 s/it",
+        "1.00 s/it",
+        "2.00 it/s",
+        "25.0 it/s",
+    ]);
     assert.deepEqual([512, 3 * 2 ** 20, 1.5 * 2 ** 30].map(loom.gigabytes), ["1 MB", "3 MB", "1.5 GB"]);
     assert.equal(loom.rangeText({ range: [1, 1000000] }), "1 – 1e6");
     assert.equal(loom.rangeText({ range: null }), "");
-    const pace = { seconds_per_step: 2, epoch_seconds: 48, run_seconds: 2000, sentence: "Slow because: a CPU." };
-    assert.equal(loom.paceWords(pace), "2.00 s/it: 48 s for an epoch, 33 min 20 s for the run. Slow because: a CPU.");
+    const pace = {
+        seconds_per_step: 2,
+        epoch_seconds: 48,
+        run_seconds: 2000,
+        sentence: "Slow because: a CPU.",
+    };
+    assert.equal(
+        loom.paceWords(pace),
+        "2.00 s/it: 48 s for an epoch, 33 min 20 s for the run. Slow because: a CPU.",
+    );
     assert.equal(loom.paceWords({}), "");
 });
