@@ -20,7 +20,7 @@ MISSING = (
     " LOOM_WEBUI_LORA_DIR to the folder of its LoRA, and LOOM_WEBUI_STOCK_URL to one without the extension"
 )
 OWN = bool(DIR and PYTHON)
-HELD = pytest.StashKey[dict]()
+HELD, FAILED = pytest.StashKey[dict](), pytest.StashKey[set]()
 HERE = "tests/real_host/"
 
 
@@ -104,7 +104,7 @@ def rounded(value):
 
 
 def pytest_configure(config):
-    config.stash[HELD] = {}
+    config.stash[HELD], config.stash[FAILED] = {}, set()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -112,25 +112,36 @@ def pytest_runtest_makereport(item, call):
     report = yield
     if report.when == "call" and report.passed:
         item.config.stash[HELD].setdefault(item.nodeid, {})
+    if report.failed:
+        item.config.stash[FAILED].add(file_of(item.nodeid))
     return report
 
 
-def pytest_sessionfinish(session, exitstatus):
-    """Write a report, one line for each test, of a run in which all passed."""
-    held = session.config.stash[HELD]
-    if not FIGURES or exitstatus or not held:
+def file_of(name):
+    return name.partition("::")[0]
+
+
+def pytest_sessionfinish(session):
+    """Write a report, one line for each test, of the files in which all passed; what it holds of other files stays."""
+    failed = session.config.stash[FAILED]
+    held = {
+        name.removeprefix(HERE): own
+        for name, own in session.config.stash[HELD].items()
+        if file_of(name) not in failed
+    }
+    if not FIGURES or not held:
         return
+    report, files = Path(FIGURES), {file_of(name) for name in held}
+    before = json.loads(report.read_text(encoding="utf-8"))["tests"] if report.exists() else {}
+    held |= {name: own for name, own in before.items() if file_of(name) not in files}
     head = {
         "webui": "AUTOMATIC1111 v1.10.1 (82a973c0), CPU, float32, the embedded base model",
         "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
     }
-    lines = [
-        f"  {json.dumps(name.removeprefix(HERE))}: {json.dumps(held[name])}"
-        for name in sorted(held)
-    ]
+    lines = [f"  {json.dumps(name)}: {json.dumps(held[name])}" for name in sorted(held)]
     text = "".join(f" {json.dumps(name)}: {json.dumps(value)},\n" for name, value in head.items())
     tests = ",\n".join(lines)
-    Path(FIGURES).write_text(f'{{\n{text} "tests": {{\n{tests}\n }}\n}}\n', encoding="utf-8")
+    report.write_text(f'{{\n{text} "tests": {{\n{tests}\n }}\n}}\n', encoding="utf-8")
 
 
 def pytest_terminal_summary(terminalreporter):

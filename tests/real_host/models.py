@@ -24,6 +24,8 @@ from lib_lora.networks.oft import OFT
 from tests.networks.variants import in_form
 
 BASE = Path(__file__).parents[2] / "lib_lora" / "demo" / "base.safetensors"
+CONV_IN = "model.diffusion_model.input_blocks.0.0.weight"
+WORD = "loomword"
 OPTIONS = CreateOptions(rank=4, alpha=2.0)
 COMPUTED = (
     "unet.conv_in",
@@ -83,8 +85,32 @@ def make_models(folder):
     (checkpoints / "own.yaml").write_text(sidecar(), encoding="utf-8")
     for seed, name in enumerate(("other", "own"), 1):
         write_tensors(checkpoints / f"{name}.safetensors", perturbed(load_file(BASE), seed), {})
+    write_inpainting(checkpoints)
     for name, network in NETWORKS.items():
         write_made(networks / f"{name}.safetensors", network)
+    write_bundled(networks)
+
+
+def write_inpainting(folder):
+    """Write the base model with a mask and a masked picture beside its latents."""
+    tensors = load_file(BASE)
+    first = tensors[CONV_IN]
+    more = 0.1 * torch.randn(len(first), 5, *first.shape[2:], generator=torch.Generator())
+    tensors[CONV_IN] = torch.cat([first, more], 1)
+    write_tensors(folder / "inpainting.safetensors", tensors, {})
+    text = sidecar().replace("ddpm.LatentDiffusion", "ddpm.LatentInpaintDiffusion")
+    text = text.replace("conditioning_key: crossattn", "conditioning_key: hybrid")
+    text = text.replace("use_ema: false", "finetune_keys: null")
+    text = text.replace("in_channels: 4", "in_channels: 9")
+    (folder / "inpainting.yaml").write_text(text, encoding="utf-8")
+
+
+def write_bundled(folder):
+    """Write the first network once more, with a word of two vectors in its file."""
+    tensors = load_file(folder / "one.safetensors")
+    word = 0.5 * torch.randn(2, 64, generator=torch.Generator().manual_seed(9))
+    tensors[f"bundle_emb.{WORD}.string_to_param.*"] = word
+    write_tensors(folder / "bundled.safetensors", tensors, {})
 
 
 def perturbed(tensors, seed):

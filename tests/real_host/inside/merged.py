@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from functools import cache
 
 import networks
+import torch
 from modules import sd_models
 
 DOWN, UP = "lora_down.weight", "lora_up.weight"
@@ -48,11 +49,18 @@ def deltas(model, name):
     products = of_factors(disk.filename)
     if products is None:
         return of_the_host(name, disk)
-    modules = model.network_layer_mapping
-    return [
-        (modules[key].weight, product.reshape(modules[key].weight.shape))
-        for key, product in products.items()
-    ]
+    weights = {key: model.network_layer_mapping[key].weight for key in products}
+    return [(weights[key], in_shape(product, weights[key])) for key, product in products.items()]
+
+
+def in_shape(product, weight):
+    """Return a matrix in the shape of a weight; a kernel may see a mask behind the channels of the latent, which nothing is added to."""
+    if product.numel() == weight.numel():
+        return product.reshape(weight.shape)
+    kernel = product.reshape(len(weight), -1, *weight.shape[2:])
+    added = torch.zeros_like(weight, dtype=product.dtype)
+    added[:, : kernel.shape[1]] = kernel
+    return added
 
 
 @cache

@@ -67,6 +67,12 @@ class Requests:
             "torch": torch.__version__,
         }
 
+    def copies(self):
+        """Count the modules of the model of which the WebUI keeps a copy."""
+        name = "network_weights_backup"
+        held = [getattr(module, name, None) for module in shared.sd_model.modules()]
+        return sum(one is not None for one in held)
+
     def contract(self, file):
         """Run the tests of a file on this WebUI; returns what each raised by its name."""
         tests = runpy.run_path(file)
