@@ -40,10 +40,12 @@ class A1111Host:
         """Tell the switches that the WebUI was started with, and the attention that it has chosen."""
         options = shared.cmd_opts
         memory = next((name for name in _MEMORY if getattr(options, name)), "normal")
+        # Who asks for either has a device that computes badly in half, whatever its weights are kept in.
+        full = options.precision == "full" or options.upcast_sampling
         optimizer = sd_hijack.current_optimizer
         return HostFlags(
             memory=memory.replace("_", "-"),
-            half=not options.no_half,
+            half=not (options.no_half or full),
             half_vae=not (options.no_half or options.no_half_vae),
             attention="none" if optimizer is None else optimizer.name,
             device=torch.device(shared.device).type,

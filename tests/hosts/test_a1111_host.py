@@ -213,6 +213,13 @@ def test_no_half_is_no_half_of_the_vae_either(webui, monkeypatch):
     assert (flags.memory, flags.half, flags.half_vae) == ("normal", False, False)
 
 
+@pytest.mark.parametrize(("name", "value"), [("precision", "full"), ("upcast_sampling", True)])
+def test_computing_in_full_is_no_half(webui, monkeypatch, name, value):
+    monkeypatch.setattr(shared.cmd_opts, name, value)
+    flags = A1111Host().flags()
+    assert (flags.half, flags.half_vae) == (False, True)
+
+
 def test_a_network_in_the_folder_is_made_known(webui, tmp_path):
     (tmp_path / "lora" / "mine.safetensors").write_bytes(b"")
     A1111Host().add_network(tmp_path / "lora" / "mine.safetensors")
