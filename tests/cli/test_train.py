@@ -75,12 +75,13 @@ def test_wrong_usage_is_2_and_starts_nothing(arguments, tmp_path, capsys, more, 
 
 
 def test_a_preset_lies_beneath_what_is_set(arguments, tmp_path):
-    more = ["--preset", "quick", "--set", "schedule.steps=1", "--set", "optimizer.unet_rate=2e-4"]
-    assert main([*arguments, *more]) == 0
-    (run,) = (tmp_path / "runs").iterdir()
+    (tmp_path / "empty").mkdir()  # so that it is over at once
+    more = ["--preset", "quick", "--data", "empty", "--set", "optimizer.unet_rate=2e-4"]
+    assert main([*arguments, *more]) == 1
+    (run,) = run_folders(tmp_path / "runs")
     asked = json.loads((run / "config.json").read_text())["config"]
     assert (asked["network"]["rank"], asked["network"]["alpha"]) == (2, 8.0)
-    assert (asked["schedule"]["decay"], asked["schedule"]["steps"]) == ("constant", 1)
+    assert (asked["schedule"]["decay"], asked["schedule"]["steps"]) == ("constant", 300)
     assert (asked["optimizer"]["unet_rate"], asked["data"]["size"]) == (2e-4, 64)
 
 
