@@ -122,20 +122,20 @@
             notes,
             logBox,
         );
-        let run = null,
+        let refused = "",
+            run = null,
             points = [],
             validation = [];
 
         const ask = async (command) => {
-            answer.textContent = "";
+            refused = "";
             for (const button of buttons.querySelectorAll("button")) button.disabled = true;
             try {
-                answer.textContent = (
-                    await routes.post(`runs/${encodeURIComponent(run.id)}/command`, { command })
-                ).message;
+                await routes.post(`runs/${encodeURIComponent(run.id)}/command`, { command });
             } catch (error) {
-                answer.textContent = error.message;
+                refused = error.message;
             }
+            delete buttons.dataset.key;
             again();
         };
         const showButtons = () => {
@@ -174,7 +174,12 @@
                 `There is no prompt on this page; the tag is ${text}`,
             );
             finished.replaceChildren(
-                make("p", {}, "The LoRA lies at ", make("code", {}, file)),
+                make(
+                    "p",
+                    {},
+                    run.status === "done" ? "The LoRA lies at " : "What it had learned lies at ",
+                    make("code", {}, file),
+                ),
                 make(
                     "div",
                     { class: "actions" },
@@ -217,6 +222,7 @@
             status.className = `status ${run.status}`;
             stage.textContent = run.active ? run.stage : "";
             stage.hidden = !stage.textContent;
+            answer.textContent = refused || run.answer;
             message.textContent = run.message;
             message.hidden = !run.message;
             notes.replaceChildren(...[loom.sentences("advice", run.notes)].filter(Boolean));
@@ -237,7 +243,7 @@
                     [points, validation] = [[], []];
                     if (told.id !== run?.id) {
                         samples.clear();
-                        answer.textContent = "";
+                        refused = "";
                         logBox.open = false;
                         delete finished.dataset.file;
                     }

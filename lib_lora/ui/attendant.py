@@ -13,15 +13,17 @@ from lib_lora.errors import LoraError
 from lib_lora.host import Host
 from lib_lora.jobs.client import Run
 from lib_lora.jobs.queue import Queue
+from lib_lora.jobs.story import RunState
 
 log = logging.getLogger(__name__)
 
 SECONDS = 1.0
 UNDELIVERED = "undelivered"
+DELIVERED_WHEN = ("done", "stopped")
 
 
 def will_be_delivered(run: Run) -> None:
-    """Note that what a run makes is to be made known to the host."""
+    """Note that what a run makes is to be made known to the host; the note holds what of it is known already."""
     (run.folder / UNDELIVERED).touch()
 
 
@@ -56,8 +58,8 @@ class Attendant:
         if working:
             self._queue.pump()
         for run, state in zip(runs, states, strict=True):
-            if state.status == "done" and (run.folder / UNDELIVERED).exists():
-                self._deliver(run, Path(str(state.result["file"])))
+            if state.status in DELIVERED_WHEN and (run.folder / UNDELIVERED).exists():
+                self._deliver(run, state)
         if self._lent is not False and not working:
             self._host.restore_gpu()
             self._lent = False
@@ -69,9 +71,20 @@ class Attendant:
             except Exception:
                 log.exception("The runs could not be looked after; trying again.")
 
-    def _deliver(self, run: Run, file: Path) -> None:
-        try:
-            self._host.add_network(file)
-        except (LoraError, OSError) as error:
-            self._host.tell(f"{file.name} is trained, but could not be made known: {error}")
-        (run.folder / UNDELIVERED).unlink(missing_ok=True)
+    def _deliver(self, run: Run, state: RunState) -> None:
+        """Make the network of a run known: the finished one, after which there is no more, or what it was when it was stopped."""
+        marker, done = run.folder / UNDELIVERED, state.status == "done"
+        file = str(state.result["file"]) if done else _last_saved(run)
+        if file and marker.read_text("utf-8") != file:
+            try:
+                self._host.add_network(Path(file))
+            except (LoraError, OSError) as error:
+                self._host.tell(f"{Path(file).name} could not be made known: {error}")
+            marker.write_text(file, "utf-8")
+        if done:
+            marker.unlink()
+
+
+def _last_saved(run: Run) -> str:
+    saved = [event.data for event in run.events() if event.kind == "saved"]
+    return str(saved[-1].get("file", "")) if saved else ""

@@ -51,9 +51,10 @@ class Watched:
         self._recent: deque[tuple[float, int]] = deque(maxlen=RECENT_STEPS)
         self._pace: Mapping[str, Any] = {}
         self._step, self._spent = 0, 0.0
+        self._answer, self._saved = "", ""
 
     def figures(self) -> dict[str, Any]:
-        """Return the step that was taken last, the seconds that workers have spent, the speed, and what a worker told of it."""
+        """Return the step that was taken last, the seconds that workers have spent, the speed, and what a worker told last."""
         with self._lock:
             for event in self.run.events(self._seq):
                 self._take(event)
@@ -66,6 +67,8 @@ class Watched:
                 "epoch": min(self._step // per_epoch + 1, epochs or 1) if per_epoch else None,
                 "epochs": epochs,
                 "pace": dict(self._pace),
+                "answer": self._answer,
+                "saved": self._saved,
             }
 
     def _take(self, event: Event) -> None:
@@ -82,6 +85,10 @@ class Watched:
             self._recent.append((event.t, self._step))
         elif event.kind == "pace":
             self._pace = event.data
+        elif event.kind == "command":
+            self._answer = str(event.data.get("result", ""))
+        elif event.kind == "saved":
+            self._saved = str(event.data.get("file", ""))
 
     def _seconds_per_step(self) -> float | None:
         if len(self._recent) < 2:
@@ -111,7 +118,7 @@ def run_view(watched: Watched, state: RunState, after: int, read_only: bool) -> 
     asked = run.asked()
     config: Mapping[str, Any] = asked["config"]
     steps = int(config.get("schedule", {}).get("steps", 0))
-    points = _points(events, "step")
+    points, figures = _points(events, "step"), watched.figures()
     return {
         **list_entry(run, state),
         "seq": events[-1].seq if events else after,
@@ -127,8 +134,8 @@ def run_view(watched: Watched, state: RunState, after: int, read_only: bool) -> 
         "validation": _points(events, "validation"),
         "samples": [_sample(event) for event in events if event.kind == "sample"],
         "log": run.log_tail(LOG_LINES),
-        "result": _result(state, config),
-        **watched.figures(),
+        "result": _result(state, config, figures["saved"]),
+        **figures,
     }
 
 
@@ -184,12 +191,13 @@ def _pending(run: Run) -> str | None:
     return pending[-1].name if pending else None
 
 
-def _result(state: RunState, config: Mapping[str, Any]) -> dict[str, Any] | None:
-    file = state.result.get("file")
-    if not file or state.at_work:
+def _result(state: RunState, config: Mapping[str, Any], saved: str) -> dict[str, Any] | None:
+    """Return the network that a run has made: the finished one, or what it was when it was stopped."""
+    file = {"done": state.result.get("file"), "stopped": saved}.get(state.status)
+    if not file:
         return None
-    trigger = str(config.get("data", {}).get("caption", ""))
-    return {"file": str(file), "name": Path(str(file)).stem, "trigger": trigger}
+    words = config.get("saving", {}).get("activation") or config.get("data", {}).get("caption")
+    return {"file": str(file), "name": Path(str(file)).stem, "trigger": str(words or "")}
 
 
 def _when(run: Run) -> str:

@@ -66,6 +66,23 @@ def test_what_is_finished_is_made_known_once(tmp_path, host):
     assert host.asked == ["cat.safetensors", "restore"]
 
 
+def test_a_stopped_run_makes_known_what_it_saved_and_later_what_it_became(tmp_path, host):
+    queue = Pumped(tmp_path / "runs")
+    run, out = queued(queue, host)
+    attendant = Attendant(host, queue)
+    append_event(run, "stopped", {"step": 0})
+    attendant.attend()
+    assert host.asked == ["restore"]
+    append_event(run, "saved", {"file": str(run.folder / "saves" / "cat-000020.safetensors")})
+    append_event(run, "stopped", {"step": 20})
+    attendant.attend()
+    attendant.attend()
+    append_event(run, "done", {"file": str(out)})
+    attendant.attend()
+    attendant.attend()
+    assert host.asked == ["restore", "cat-000020.safetensors", "cat.safetensors"]
+
+
 def test_a_run_that_the_page_did_not_make_is_left_alone(tmp_path, host):
     queue = Pumped(tmp_path / "runs")
     run = queue.add("train", {"saving": {"out": "/x.safetensors"}})

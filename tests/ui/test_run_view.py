@@ -82,6 +82,27 @@ def test_a_finished_run_tells_its_file_and_the_words_that_call_it(run):
     assert (told["status"], told["commands"], told["active"]) == ("done", ["remove"], False)
 
 
+def test_a_stopped_run_tells_what_it_saved_and_what_it_answered(run):
+    saved = ("saved", {"file": "/r/saves/cat-000020.safetensors", "step": 20})
+    told = ("command", {"id": "1", "command": "stop", "result": "Saved it after step 20."})
+    write(run, ("hello", {}), step(20), saved, told)
+    assert view(run)["result"] is None
+    write(run, ("stopped", {"step": 20}))
+    shown = view(run)
+    assert shown["result"]["name"] == "cat-000020"
+    assert shown["answer"] == "Saved it after step 20."
+
+
+def test_the_activation_text_goes_before_the_caption(tmp_path):
+    config = {
+        "saving": {"out": "/x/cat.safetensors", "activation": "zwx"},
+        "data": {"caption": "a"},
+    }
+    run = create("train", config, tmp_path / "run")
+    write(run, ("done", {"file": "/x/cat.safetensors"}))
+    assert view(run)["result"]["trigger"] == "zwx"
+
+
 def test_what_is_asked_of_a_run_shows_until_it_is_answered(run):
     send_command(RunFolder(run.folder), "save")
     assert view(run)["pending"] == "save"
