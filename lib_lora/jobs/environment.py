@@ -86,7 +86,7 @@ BASE = (
 EXTRAS: Mapping[str, tuple[PinnedList, ...]] = {
     "bitsandbytes": (
         PinnedList("bitsandbytes-torch-2.1", {"torch": ((2, 1), (2, 6))}, 400),
-        PinnedList("bitsandbytes-torch-2.6", {"torch": ((2, 6), ANY)}, 700),
+        PinnedList("bitsandbytes-torch-2.6", {"torch": ((2, 6), ANY)}, 400),
     ),
 }
 OLDEST_TORCH = "2.1"
