@@ -8,7 +8,9 @@ import torch
 from torch import nn
 
 from lib_lora.apply.forecast import forecast
+from lib_lora.apply.fused import Share
 from lib_lora.apply.session import LoadedNetwork, Row, Session
+from lib_lora.families.table import Part
 from lib_lora.networks.contract import CreateOptions, LayerNetwork, LayerShape
 from lib_lora.networks.full import FULL, with_bias
 from lib_lora.networks.lora import DOWN, LORA, UP
@@ -173,6 +175,14 @@ def test_layers_that_take_no_network_are_not_forecast():
     assert forecast([layers], {"unet.layer": module}) == 4 * module.weight.numel()
     stored = module.to(torch.float8_e4m3fn)
     assert forecast([layers], {"unet.layer": stored}) == 2 * module.weight.numel()
+
+
+def test_a_share_of_a_module_keeps_its_network_as_it_came():
+    module, _ = LAYERS["linear"]()
+    share = Share(module, "weight", "bias", Part(), lambda module: None)
+    layers = {"te2.layer": a_lora(module, torch.float16)}
+    parameters = RANK * (192 + 160) + 1  # and alpha
+    assert forecast([layers], {"te2.layer": share}, torch.float32) == 2 * parameters
 
 
 def test_an_opened_session_tells_what_is_forecast(caplog):
