@@ -97,7 +97,13 @@ def _told_by(event: Event) -> dict[str, Any]:
     return {}
 
 
-_BEGINNING = {"status": "starting", "stage": "", "message": "", "result": {}, "seconds_left": None}
+_BEGINNING: Mapping[str, Any] = {
+    "status": "starting",
+    "stage": "",
+    "message": "",
+    "result": {},
+    "seconds_left": None,
+}
 
 
 class Story:

@@ -58,6 +58,10 @@ class Disk:
         watcher.disk(needed, shutil.disk_usage(self._folder).free)
         check_space(self._folder, needed)
         check_space(out, network)
+        # The state comes before the samples, so a worker that was killed between the two still owes them.
+        done, every = self._loop.done, self._config.samples.every
+        if done and every and done % every == 0:
+            self.sample(done, watcher)
 
     def retreat(self) -> int:
         """Write the state if it still fits, and return the step that a resumed run goes on from."""

