@@ -98,10 +98,9 @@ def main(arguments: Sequence[str]) -> int:
         print(f"lane {name}", flush=True)
         try:
             summary = run_lane(name, asked.keep)
-            outcome = summary
         except LaneError as error:
-            outcome, failed = f"FAILED: {error}", True
-        told.append(f"lane {name} ({versions(name)}), {time.monotonic() - begun:.0f} s: {outcome}")
+            summary, failed = f"FAILED: {error}", True
+        told.append(f"lane {name} ({versions(name)}), {time.monotonic() - begun:.0f} s: {summary}")
     print("\n".join([*told, summary]))
     return int(failed)
 
