@@ -87,17 +87,21 @@ class Requests:
 
     def _folder_text(self, text: str, problems: Problems) -> str:
         text = text.strip().strip('"')
-        folder = Path(self._pictures, text) if self._restricted else Path(text).expanduser()
-        folder = folder.absolute()
+        try:
+            folder = Path(self._pictures, text) if self._restricted else Path(text).expanduser()
+            inside = folder.resolve().is_relative_to(self._pictures.resolve())
+            is_there = folder.is_dir()
+        except (RuntimeError, ValueError, OSError):
+            problems.append((FOLDER, f"{text[:80]!r} cannot be read as a path."))
+            return str(self._pictures)
         if not text:
             problems.append((FOLDER, "Name the folder of pictures to learn from."))
-        elif self._restricted and not folder.resolve().is_relative_to(self._pictures.resolve()):
-            problems.append(
-                (FOLDER, f"Over the network only folders in {self._pictures} can be chosen.")
-            )
-        elif not folder.is_dir():
-            problems.append((FOLDER, f"There is no folder {str(folder)!r}."))
-        return str(folder)
+        elif self._restricted and not inside:
+            sentence = f"Over the network only folders in {self._pictures} can be chosen."
+            problems.append((FOLDER, sentence))
+        elif not is_there:
+            problems.append((FOLDER, f"There is no folder {str(folder.absolute())!r}."))
+        return str(folder.absolute())
 
     def _base(self, text: str, problems: Problems) -> str:
         known = [str(base.file) for base in self._host.checkpoints()]
@@ -108,8 +112,8 @@ class Requests:
             problems.append(
                 (BASE, "Over the network only the host's own checkpoints can be chosen.")
             )
-        elif not Path(text).is_file():
-            problems.append((BASE, f"There is no file {text!r}."))
+        elif not _is_file(text):
+            problems.append((BASE, f"There is no file {text[:200]!r}."))
         return text
 
     def _add_vae(self, texts: dict[str, str]) -> None:
@@ -136,3 +140,10 @@ class Requests:
                 " checkpoint and choose that, or load the checkpoint again."
             )
             raise ConfigError([(BASE, sentence)])
+
+
+def _is_file(text: str) -> bool:
+    try:
+        return Path(text).is_file()
+    except (ValueError, OSError):
+        return False

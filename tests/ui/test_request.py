@@ -50,6 +50,16 @@ def test_a_name_stays_in_its_folder(folder, name):
     assert OUT in problems(requests, {FOLDER: str(folder / "cats"), OUT: name})
 
 
+@pytest.mark.parametrize(
+    "name", ["~nobody-of-this-name/x", "a\0b", "x" * 5000], ids=["home", "nul", "long"]
+)
+def test_what_is_no_path_is_told(folder, name):
+    for restricted in (False, True):
+        _, requests = requests_of(folder, restricted=restricted)
+        assert FOLDER in problems(requests, {FOLDER: name, OUT: "x"})
+        assert BASE in problems(requests, {BASE: name})
+
+
 def test_a_name_is_given_once(folder):
     host, requests = requests_of(folder)
     filled = {FOLDER: str(folder / "cats"), OUT: "cats"}
