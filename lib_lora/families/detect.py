@@ -31,6 +31,8 @@ VERSION, ARCHITECTURE = "ss_base_model_version", "modelspec.architecture"
 
 # A tensor without elements by which a checkpoint says that it predicts v, as ComfyUI and Forge read it.
 V_MARKER = "v_pred"
+# Likewise, that its noise schedule ends in noise alone.
+ZERO_TERMINAL_MARKER = "ztsnr"
 PREDICTION_KEYS = ("modelspec.prediction_type", "modelspec.predict_key")
 PREDICTIONS: dict[str, ObjectiveName] = {
     "v": "v",
@@ -57,8 +59,22 @@ def detect_family(shapes: Shapes, metadata: Metadata | None = None) -> Family:
     objective = told_objective(shapes, metadata or {})
     if objective is None or fitting[0].objective == "flow":
         return fitting[0]
-    exact = (family for family in fitting if family.objective == objective)
-    return next(exact, replace(fitting[0], objective=objective))
+    return with_objective(fitting[0], objective)
+
+
+def with_objective(family: Family, objective: ObjectiveName) -> Family:
+    """Return the variant of a family that predicts this: the known one, or the same family but for that."""
+    known = (
+        each
+        for each in FAMILIES
+        if (each.id, each.signature, each.objective) == (family.id, family.signature, objective)
+    )
+    return next(known, replace(family, objective=objective))
+
+
+def is_ambiguous(family: Family) -> bool:
+    """Tell whether released models of this structure differ in what they predict."""
+    return len({each.objective for each in FAMILIES if each.signature == family.signature}) > 1
 
 
 def told_objective(shapes: Shapes, metadata: Metadata) -> ObjectiveName | None:

@@ -11,7 +11,7 @@ from functools import partial
 
 from lib_lora.families.clip_rows import BUFFERS, WRAPPER, clip_rows
 from lib_lora.families.clip_rows import TRAINED as TRAINED_CLIP
-from lib_lora.families.table import Component, Family, Latent, Signature
+from lib_lora.families.table import Component, Denoiser, Family, Latent, Signature, TextEncoder
 from lib_lora.families.unet_rows import TRAINED as TRAINED_UNET
 from lib_lora.families.unet_rows import unet_rows
 from lib_lora.families.vae_rows import vae_rows
@@ -62,6 +62,8 @@ SD1 = Family(
     kohya_version="sd_v1",
     known_as=("stable-diffusion-v1", "sd_v1", "sd_1", "ss_v1"),
     buffers=SCHEDULE_BUFFERS,
+    denoiser=Denoiser(component="unet", kind="unet", heads=8),
+    text_encoders=(TextEncoder(component="te1", normalized=True, skips=True),),
 )
 
 SD1_INPAINTING = replace(
@@ -69,6 +71,7 @@ SD1_INPAINTING = replace(
     label="Stable Diffusion 1 inpainting",
     signature=_signature(INPAINTING_CHANNELS),
     architecture="stable-diffusion-v1-inpainting",
+    denoiser=None,
 )
 
 SD1_UNWRAPPED = replace(

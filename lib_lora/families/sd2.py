@@ -19,7 +19,7 @@ from lib_lora.families.sd1 import (
     VAE,
     VAE_ROWS,
 )
-from lib_lora.families.table import Component, Family, Latent, Signature
+from lib_lora.families.table import Component, Denoiser, Family, Latent, Signature, TextEncoder
 from lib_lora.families.unet_rows import TRAINED as TRAINED_UNET
 
 OPENCLIP = "cond_stage_model.model."
@@ -49,6 +49,9 @@ SD2 = Family(
     kohya_version="sd_v2_v",
     known_as=("stable-diffusion-v2", "sd_v2", "sd_2", "ss_v2"),
     buffers=SCHEDULE_BUFFERS,
+    denoiser=Denoiser(component="unet", kind="unet"),
+    # The block that is left out above is the last, so that the last one left is the penultimate of the file.
+    text_encoders=(TextEncoder(component="te1", activation="gelu", padding=0, normalized=True),),
 )
 
 SD2_EPSILON = replace(

@@ -14,7 +14,7 @@ from lib_lora.families.mmdit_rows import BUFFERS, mmdit_rows
 from lib_lora.families.mmdit_rows import TRAINED as TRAINED_MMDIT
 from lib_lora.families.sd1 import VAE, VAE_ROWS
 from lib_lora.families.t5_rows import t5_rows
-from lib_lora.families.table import Component, Family, Latent, Signature
+from lib_lora.families.table import Component, Denoiser, Family, Latent, Signature, TextEncoder
 
 TRANSFORMER = "model.diffusion_model."
 CLIP_L = "text_encoders.clip_l.transformer."
@@ -39,12 +39,27 @@ SD3 = Family(
         Component("te3", "lora_te3", "text_encoder_3", T5, t5_rows),
         Component("vae", "lora_vae", "vae", VAE, VAE_ROWS),
     ),
-    latent=Latent(channels=16, scale=1.5305, shift=0.0609),
+    latent=Latent(channels=16, scale=1.5305, shift=0.0609, patch=2),
     objective="flow",
     trained_by_default=TRAINED_MMDIT + TRAINED_CLIP,
     architecture="stable-diffusion-v3-medium",
     kohya_version="sd3",
     known_as=("stable-diffusion-v3", "stable-diffusion-3", "sd3", "3-"),
+    denoiser=Denoiser(component="transformer", kind="mmdit"),
+    # WebUI 1.10.1 stops at the ".alpha" of kohya's names (its issue 16317).
+    dialect="diffusers",
+    text_encoders=(
+        TextEncoder(component="te1", layer=2, pooled="plain"),
+        TextEncoder(component="te2", activation="gelu", padding=0, layer=2, pooled="projected"),
+        TextEncoder(
+            component="te3",
+            kind="t5",
+            activation="gated-gelu",
+            padding=0,
+            normalized=True,
+            optional=True,
+        ),
+    ),
 )
 
 SD35_MEDIUM = replace(

@@ -11,7 +11,7 @@ from functools import partial
 from lib_lora.families.clip_rows import BUFFERS, clip_rows, openclip_rows
 from lib_lora.families.clip_rows import TRAINED as TRAINED_CLIP
 from lib_lora.families.sd1 import LATENT_CHANNELS, UNET, VAE, VAE_ROWS
-from lib_lora.families.table import Component, Family, Latent, Signature
+from lib_lora.families.table import Component, Denoiser, Family, Latent, Signature, TextEncoder
 from lib_lora.families.unet_rows import TRAINED as TRAINED_UNET
 from lib_lora.families.unet_rows import unet_rows
 
@@ -42,12 +42,17 @@ SDXL = Family(
         Component("te2", "lora_te2", "text_encoder_2", OPENCLIP, openclip_rows),
         Component("vae", "lora_vae", "vae", VAE, VAE_ROWS),
     ),
-    latent=Latent(channels=LATENT_CHANNELS, scale=0.13025),
+    latent=Latent(channels=LATENT_CHANNELS, scale=0.13025, wide=True),
     objective="epsilon",
     trained_by_default=TRAINED_UNET + TRAINED_CLIP,
     architecture="stable-diffusion-xl-v1-base",
     kohya_version="sdxl_base_v1-0",
     known_as=("stable-diffusion-xl-v1-base", "sdxl"),
+    denoiser=Denoiser(component="unet", kind="sized_unet", zeros_when_dropped=True),
+    text_encoders=(
+        TextEncoder(component="te1", layer=2),
+        TextEncoder(component="te2", activation="gelu", padding=0, layer=2, pooled="projected"),
+    ),
 )
 
 SDXL_REFINER = Family(
@@ -68,7 +73,7 @@ SDXL_REFINER = Family(
         Component("te2", "lora_te2", "text_encoder_2", REFINER_OPENCLIP, openclip_rows),
         Component("vae", "lora_vae", "vae", VAE, VAE_ROWS),
     ),
-    latent=Latent(channels=LATENT_CHANNELS, scale=0.13025),
+    latent=Latent(channels=LATENT_CHANNELS, scale=0.13025, wide=True),
     objective="epsilon",
     trained_by_default=TRAINED_UNET + TRAINED_CLIP,
     architecture="stable-diffusion-xl-v1-refiner",

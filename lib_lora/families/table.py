@@ -165,12 +165,58 @@ def _like(shape: tuple[int, ...], pattern: tuple[int | None, ...]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Latent:
-    """The latent space: z = (encoded - shift) * scale."""
+    """The latent space: z = (encoded - shift) * scale.
+
+    patch: sides of a latent are multiples of it; wide: the autoencoder's values overflow float16, so that it computes in float32.
+    """
 
     channels: int
     scale: float
     shift: float = 0.0
     factor: int = 8
+    patch: int = 1
+    wide: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Denoiser:
+    """What predicts: its component, what it is called with, and how its width is divided among heads.
+
+    kind: "unet" (text), "sized_unet" (also a picture's sizes and pooled text) or "mmdit" (also pooled text); heads: their number,
+    where it is the same at every width; head_width: their width, where that is; zeros_when_dropped: a sample without its caption is
+    told zeros, else the empty text.
+    """
+
+    component: str
+    kind: Literal["unet", "sized_unet", "mmdit"]
+    heads: int | None = None
+    head_width: int = 64
+    zeros_when_dropped: bool = False
+
+    def heads_of(self, width: int) -> int:
+        """Return the number of heads at a width."""
+        return self.heads or max(1, width // self.head_width)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextEncoder:
+    """How a family reads one of its text encoders; those of kind "clip" lie side by side in width, "t5" follows them as more tokens.
+
+    activation: of its feed-forward part; padding: the token that fills a text up; layer: the output that is read, counted from the
+    last; normalized: whether the final normalisation is put on it; pooled: what is read besides of the end token, after the last
+    layer and the normalisation: nothing, that, or its projection; skips: whether the WebUI's clip skip moves `layer`; optional:
+    whether the model goes without it, on zeros.
+    """
+
+    component: str
+    kind: Literal["clip", "t5"] = "clip"
+    activation: str = "quick_gelu"
+    padding: int = 49407
+    layer: int = 1
+    normalized: bool = False
+    pooled: Literal["no", "plain", "projected"] = "no"
+    skips: bool = False
+    optional: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,7 +226,8 @@ class Family:
     objective: what the denoiser predicts where neither keys nor metadata of a checkpoint say otherwise. trained_by_default: path
     endings of the layers a new network is put on (kohya's target set). architecture: the family's id in ModelSpec metadata;
     kohya_version: the value of kohya's `ss_base_model_version`; known_as: how other values of either begin that mean the same
-    family. buffers: keys of an original checkpoint that the noise schedule gives.
+    family. buffers: keys of an original checkpoint that the noise schedule gives. denoiser: `None` for what cannot be trained.
+    dialect: how networks are named that the WebUI is to read by itself.
     """
 
     id: str
@@ -194,6 +241,9 @@ class Family:
     kohya_version: str
     known_as: tuple[str, ...]
     buffers: tuple[str, ...] = ()
+    denoiser: Denoiser | None = None
+    text_encoders: tuple[TextEncoder, ...] = ()
+    dialect: Literal["kohya", "diffusers"] = "kohya"
 
     def layers(self, shapes: Shapes) -> dict[str, Layer]:
         """Return every layer of a checkpoint by its id."""

@@ -82,8 +82,9 @@ def trained_metadata(family: Family, facts: TrainedFacts) -> dict[str, str]:
         "modelspec.implementation": IMPLEMENTATION,
         "modelspec.title": facts.name,
         "modelspec.resolution": f"{width}x{height}",
-        "modelspec.prediction_type": family.objective,
     }
+    if family.objective != "flow":  # ModelSpec knows no other prediction
+        modelspec["modelspec.prediction_type"] = family.objective
     if facts.created is not None:
         kohya["training_started_at"] = facts.created.timestamp()
         modelspec["modelspec.date"] = facts.created.isoformat(timespec="seconds")

@@ -147,6 +147,16 @@ def write_network(
     write_tensors(path, content.tensors, {**kept, **content.metadata, **stamps})
 
 
+def check_writable(
+    tensors: Mapping[str, Mapping[str, Tensor]],
+    layers: Mapping[str, Layer],
+    components: Sequence[Component],
+    dialect: str,
+) -> None:
+    """Raise what `write_network` would for a network of these layers, types and ranks; nothing is written."""
+    content_of(dialect, _placed(tensors, layers, components), layers.values(), components)
+
+
 def _placed(
     tensors: Mapping[str, Mapping[str, Tensor]],
     layers: Mapping[str, Layer],

@@ -13,7 +13,8 @@ from PIL import Image
 from torch import Tensor, nn
 
 from lib_lora.apply.session import Session
-from lib_lora.errors import LoraError, UsageError
+from lib_lora.errors import FileFormatError, LoraError, UsageError
+from lib_lora.families.sd1 import SD1
 from lib_lora.formats.checkpoint import open_checkpoint
 from lib_lora.host import (
     CheckpointInfo,
@@ -47,6 +48,12 @@ class DiffusersHost:
         self, checkpoint: Path, network_dirs: Sequence[Path] = (), config: Path | None = None
     ) -> None:
         self._base = load_base_model(open_checkpoint(checkpoint), config)
+        family = self._base.checkpoint.family
+        if family.id != SD1.id or family.objective != "epsilon":
+            raise FileFormatError(
+                f"{checkpoint.name} is a {family.label} checkpoint that predicts {family.objective}: pictures are drawn here with"
+                f" {SD1.label} that predicts epsilon alone."
+            )
         self._checkpoints = [CheckpointInfo(checkpoint.stem, checkpoint, config=config)]
         self._network_dirs = tuple(network_dirs)
         self._added: list[Path] = []
@@ -92,7 +99,7 @@ class DiffusersHost:
     @property
     def native_size(self) -> int:
         """Return the side in pixels of the pictures that the model was trained on."""
-        return self._base.unet.config.sample_size * self._base.checkpoint.family.latent.factor
+        return self._base.denoiser.config.sample_size * self._base.checkpoint.family.latent.factor
 
     def generate(self, request: GenerateRequest) -> Generated:
         """Draw one picture."""
@@ -180,7 +187,7 @@ class DiffusersHost:
         ids = self._base.tokenizer(
             list(texts), padding="max_length", truncation=True, return_tensors="pt"
         ).input_ids
-        return self._base.text_encoder(ids.to(self._device)).last_hidden_state
+        return self._base.text_encoders["te1"](ids.to(self._device)).last_hidden_state
 
     def _denoise(
         self,
@@ -219,7 +226,7 @@ class DiffusersHost:
 
     def _predict(self, latents: Tensor, time: Tensor, context: Tensor, guidance: float) -> Tensor:
         """Return the noise that the UNet sees, moved from the negative towards the prompt (Ho and Salimans, 2022)."""
-        noise = self._base.unet(torch.cat([latents, latents]), time, context).sample
+        noise = self._base.denoiser(torch.cat([latents, latents]), time, context).sample
         negative, positive = noise.chunk(2)
         return negative + guidance * (positive - negative)
 

@@ -46,9 +46,11 @@ class Attached:
             handle.remove()
 
 
-def trained_components(config: NetworkConfig) -> tuple[str, ...]:
-    """Name the components that a configuration trains."""
-    return ("unet",) * config.unet + ("te1",) * config.text_encoder
+def trained_components(config: NetworkConfig, family: Family) -> tuple[str, ...]:
+    """Name the components of a family that a configuration trains: the denoiser, and its CLIP text encoders."""
+    denoiser = (family.denoiser.component,) if family.denoiser else ()
+    encoders = tuple(each.component for each in family.text_encoders if each.kind == "clip")
+    return denoiser * config.unet + encoders * config.text_encoder
 
 
 def selected_layers(
@@ -59,7 +61,7 @@ def selected_layers(
     A type that changes nothing but normalisations is put on all of them.
     """
     endings = family.trained_by_default + (RESNET_ENDINGS if config.conv_rank else ())
-    components = trained_components(config)
+    components = trained_components(config, family)
     norms = _kind(config).kinds == {"norm"}
     return {
         id_: layer

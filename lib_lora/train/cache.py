@@ -1,4 +1,4 @@
-"""What is computed once before the first step: the latents of the pictures and the embeddings of the captions."""
+"""What is computed of the pictures once before the first step: their latents, and how each came to its bucket."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import torch
 from diffusers import AutoencoderKL
 from PIL import Image
 from torch import Tensor
-from transformers import CLIPTextModel, CLIPTokenizer
 
 from lib_lora.errors import FileFormatError, LoraError
 from lib_lora.families.table import Latent
@@ -19,7 +18,6 @@ from lib_lora.train.dataset import Dataset, Picture, Problem
 from lib_lora.train.pixels import Loaded, load_picture
 
 PIXELS_AT_ONCE = 512 * 512
-CAPTIONS_AT_ONCE = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,18 +35,6 @@ class Latents:
         for row, (picture, fit) in enumerate(zip(self.pictures, self.fits, strict=True)):
             rows.setdefault(fit.bucket, []).extend([row] * picture.repeats)
         return [torch.tensor(rows[size]) for size in sorted(rows)]
-
-
-@dataclass(frozen=True, slots=True)
-class Captions:
-    """The different captions, the empty one first.
-
-    ids: (captions, tokens), int64; row_of: (pictures,), the caption of each picture; cut: the texts that were too long.
-    """
-
-    ids: Tensor
-    row_of: Tensor
-    cut: tuple[str, ...]
 
 
 @torch.no_grad()
@@ -95,27 +81,6 @@ def _encode(vae: AutoencoderKL, latent: Latent, loaded: Sequence[Loaded]) -> lis
         mean = vae.encode(pixels.to(weight) / 127.5 - 1.0).latent_dist.mean
         found |= dict(zip(same, (mean - latent.shift) * latent.scale, strict=True))
     return [found[n] for n in range(len(loaded))]
-
-
-def tokenize(tokenizer: CLIPTokenizer, texts: Sequence[str]) -> Captions:
-    """Tokenize one caption per picture, each different text once."""
-    different = list(dict.fromkeys(["", *texts]))
-    longest = tokenizer.model_max_length
-    ids = tokenizer(
-        different, padding="max_length", truncation=True, max_length=longest, return_tensors="pt"
-    ).input_ids
-    lengths = [len(each) for each in tokenizer(different).input_ids]
-    cut = tuple(t for t, length in zip(different, lengths, strict=True) if length > longest)
-    row = {text: n for n, text in enumerate(different)}
-    row_of = torch.tensor([row[text] for text in texts])
-    return Captions(ids, row_of, cut)
-
-
-@torch.no_grad()
-def encode_captions(text_encoder: CLIPTextModel, ids: Tensor) -> Tensor:
-    """Return the embeddings (captions, tokens, width) of token ids, on the encoder's device and in its dtype."""
-    ids = ids.to(next(text_encoder.parameters()).device)
-    return torch.cat([text_encoder(part).last_hidden_state for part in ids.split(CAPTIONS_AT_ONCE)])
 
 
 def _pixels(image: Image.Image) -> Tensor:

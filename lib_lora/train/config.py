@@ -291,9 +291,11 @@ class SavingConfig:
         ),
     )
     dialect: str = field(
-        default="kohya",
+        default="auto",
         metadata=about(
-            "Key names", "How layers are named in the file.", choices=("kohya", "diffusers")
+            "Key names",
+            "How layers are named in the file; auto is what the WebUI reads: diffusers' names for SD3, kohya's for the rest.",
+            choices=("auto", "kohya", "diffusers"),
         ),
     )
     every: int = field(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lib_lora.errors import LoraError
 from lib_lora.train.config import TrainConfig
@@ -24,6 +24,7 @@ from lib_lora.train.objective import (
     weighted_loss,
 )
 from lib_lora.train.optim import Optimizer
+from lib_lora.train.pace import WARM_UP_STEPS, slow_because
 
 Ending = Literal["done", "stopped", "paused"]
 
@@ -40,6 +41,12 @@ class Watcher(Protocol):
 
     def step(self, step: int, total: int, loss: float, rate: float, seconds_left: float) -> None:
         """Hear that a step is done; steps count from 1."""
+        ...
+
+    def pace(
+        self, seconds_per_step: float, steps_per_epoch: int, total: int, sentence: str
+    ) -> None:
+        """Hear once, when the first steps are over, how fast it goes; the sentence says why it is slow, and is empty if it is not."""
         ...
 
     def validation(self, step: int, loss: float) -> None:
@@ -134,6 +141,7 @@ class Loop:
         self._pending: list[tuple[int, Tensor, float]] = []
         self._since = time.monotonic()
         self._durations: deque[float] = deque(maxlen=TIMED_READINGS)
+        self._ran, self._drawing = 0, 0.0
 
     def resume(
         self, done: int, tensors: Mapping[str, Tensor], validations: Mapping[int, float]
@@ -149,9 +157,9 @@ class Loop:
         if self.done == 0:
             self._validate(0, watcher)
         for done in range(self.done + 1, steps + 1):
-            self._pending.append((done, *self.update(done - 1, self.draws(done - 1))))
+            self._pending.append((done, *self.update(done - 1, self._drawn(done - 1))))
             self.done = done
-            if len(self._pending) >= self._read_every():
+            if len(self._pending) >= self._read_every() or self._ran < WARM_UP_STEPS:
                 self._read_losses(watcher)
             if _due(done, self.config.loss.validation_every) or done == steps:
                 self._validate(done, watcher)
@@ -186,7 +194,7 @@ class Loop:
         total = torch.zeros((), device=self.material.device)
         for draws in passes:
             loss = self.material.loss(draws) / len(passes)
-            loss.backward()
+            self.optimizer.backward(loss)
             total = total + loss.detach()
         return total, self.optimizer.step(step)
 
@@ -215,6 +223,7 @@ class Loop:
                     "What was saved before is still there."
                 )
             watcher.step(step, total, loss, rate, (total - step) * pace)
+        self._tell_pace(len(pending), pace, watcher)
 
     def _pace(self, steps: int) -> float:
         """Return the seconds per step, a mean over the last readings; this one is of `steps` steps."""
@@ -222,6 +231,27 @@ class Loop:
         self._durations.append((now - self._since) / steps)
         self._since = now
         return sum(self._durations) / len(self._durations)
+
+    def _drawn(self, step: int) -> list[Draws]:
+        since = time.monotonic()
+        passes = self.draws(step)
+        self._drawing += time.monotonic() - since
+        return passes
+
+    def _tell_pace(self, steps: int, pace: float, watcher: Watcher) -> None:
+        """Let the first steps not count, for they set the device up, and tell the pace of those that followed, once."""
+        warming, before = self._ran < WARM_UP_STEPS, self._ran
+        self._ran += steps
+        if warming:
+            self._durations.clear()
+            self._drawing = 0.0
+        elif before < 2 * WARM_UP_STEPS <= self._ran:
+            schedule, counted = self.config.schedule, self._ran - WARM_UP_STEPS
+            pictures = sum(len(bucket) for bucket in self.material.buckets)
+            per_epoch = math.ceil(pictures / (schedule.batch * schedule.accumulate))
+            on_cpu = self.material.device.type == "cpu"
+            sentence = slow_because(self.config, on_cpu, self._drawing / counted / pace)
+            watcher.pace(pace, per_epoch, schedule.steps, sentence)
 
     def _validate(self, done: int, watcher: Watcher) -> None:
         if self.config.loss.validation_draws:

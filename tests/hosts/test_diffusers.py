@@ -106,7 +106,7 @@ def recorded(host):
     def record(module, args, output):
         calls.append((args, output.sample))
 
-    handle = host._base.unet.register_forward_hook(record)
+    handle = host._base.denoiser.register_forward_hook(record)
     yield calls
     handle.remove()
 
@@ -244,7 +244,7 @@ def test_an_exception_in_the_unet_leaves_no_trace(host):
         if next(count) == 3:
             raise RuntimeError("out of memory")
 
-    handle = host._base.unet.mid_block.register_forward_pre_hook(fail)
+    handle = host._base.denoiser.mid_block.register_forward_pre_hook(fail)
     with pytest.raises(RuntimeError, match="out of memory"):
         host.generate(request("a red circle <lora:one:1>"))
     handle.remove()
@@ -292,7 +292,7 @@ def test_the_host_tells_what_it_has(folder, host, tmp_path):
     assert host.native_size == SIZE
     assert host.checkpoints()[0].file == folder / "tiny-0.safetensors"
     assert [file.stem for file in host.networks()] == ["one", "tiny-0", "two"]
-    assert host.layers()["unet.conv_in"] is host._base.unet.conv_in
+    assert host.layers()["unet.conv_in"] is host._base.denoiser.conv_in
     assert len(host.layers()) == len(open_checkpoint(folder / "tiny-0.safetensors").layers)
 
 

@@ -27,4 +27,4 @@ def contexts(tiny):
         ["", "a red circle", "a blue square"], padding="max_length", return_tensors="pt"
     ).input_ids
     with torch.no_grad():
-        return tiny.text_encoder(ids).last_hidden_state
+        return tiny.text_encoders["te1"](ids).last_hidden_state

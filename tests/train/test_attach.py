@@ -19,7 +19,7 @@ RECORDED = {name: ".".join(place[:2]) for name, place in FACTS["kohya"].items()}
 
 @pytest.fixture
 def unet(tiny):
-    return copy.deepcopy(tiny.unet)
+    return copy.deepcopy(tiny.denoiser)
 
 
 def attached_to(unet, tiny, **choices):
@@ -60,7 +60,7 @@ def test_a_fresh_network_changes_nothing_and_a_trained_one_does_until_it_is_deta
 
 def test_a_layers_start_does_not_depend_on_the_others(unet, tiny):
     few = attached_to(unet, tiny)
-    many = attached_to(copy.deepcopy(tiny.unet), tiny, conv_rank=8)
+    many = attached_to(copy.deepcopy(tiny.denoiser), tiny, conv_rank=8)
     assert few.tensors.keys() < many.tensors.keys()
     for id_, tensors in few.tensors.items():
         for suffix, tensor in tensors.items():
@@ -129,7 +129,7 @@ def test_norms_are_trained_where_the_type_is_theirs(unet, tiny):
     attached = attached_to(unet, tiny, type="norm")
     widths = {
         f"unet.{name}": module.weight.shape
-        for name, module in tiny.unet.named_modules()
+        for name, module in tiny.denoiser.named_modules()
         if isinstance(module, torch.nn.LayerNorm | torch.nn.GroupNorm)
     }
     assert {id_: t["w_norm"].shape for id_, t in attached.tensors.items()} == widths

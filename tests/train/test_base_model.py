@@ -10,19 +10,19 @@ import torch
 from lib_lora.errors import FileFormatError
 from lib_lora.formats.checkpoint import open_checkpoint
 from lib_lora.formats.stream import TensorReader, write_tensors
-from lib_lora.train.base_model import (
-    configs_from_shapes,
-    find_configs,
-    live_modules,
-    load_base_model,
-)
+from lib_lora.train.base_model import live_modules, load_base_model
+from lib_lora.train.model_configs import configs_from_shapes, describe_model
 from tests.tiny import CONFIG, tiny_components
 
 TINY_HEADS, OTHER_HEADS, SD15_HEADS = 4, 16, 8
 
 
 def heads(configs):
-    return configs["unet"]["attention_head_dim"], configs["text_encoder"]["num_attention_heads"]
+    return configs["unet"]["attention_head_dim"], configs["te1"]["num_attention_heads"]
+
+
+def find_configs(checkpoint, folder=None):
+    return describe_model(checkpoint, folder).configs
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def test_weights_are_those_that_were_saved(tiny):
 
 def test_a_file_with_the_embedded_models_shapes_has_its_heads_wherever_it_lies(tiny, alone):
     base = load_base_model(open_checkpoint(alone))
-    assert base.unet.config.attention_head_dim == TINY_HEADS
+    assert base.denoiser.config.attention_head_dim == TINY_HEADS
     for name, module in tiny.modules().items():
         loaded = base.modules()[name].state_dict()
         assert all(torch.equal(loaded[key], tensor) for key, tensor in module.state_dict().items())
@@ -51,8 +51,8 @@ def test_a_text_encoder_without_the_wrapper_in_its_keys_is_the_same(tiny, alone)
     with TensorReader(alone) as reader:
         tensors = {key: reader.read(key).clone() for key in reader.header.tensors}
     write_tensors(alone, {key.replace("text_model.", ""): t for key, t in tensors.items()}, {})
-    found = load_base_model(open_checkpoint(alone)).text_encoder.state_dict()
-    usual = tiny.text_encoder.state_dict()
+    found = load_base_model(open_checkpoint(alone)).text_encoders["te1"].state_dict()
+    usual = tiny.text_encoders["te1"].state_dict()
     assert found.keys() == usual.keys()
     assert all(torch.equal(found[key], tensor) for key, tensor in usual.items())
 
@@ -78,8 +78,9 @@ def test_shapes_that_nothing_describes_have_sd15s_heads(tiny):
 def test_shapes_tell_all_that_the_bundled_folder_says(tiny):
     derived = configs_from_shapes(tiny.checkpoint)
     for part, config in derived.items():
-        told = json.loads((CONFIG / part / "config.json").read_text())
-        different = {key for key in config if told[key] != config[key]}
+        folder = {"te1": "text_encoder"}.get(part, part)
+        told = json.loads((CONFIG / folder / "config.json").read_text())
+        different = {key for key in config if key in told and told[key] != config[key]}
         assert different <= {"attention_head_dim", "num_attention_heads", "sample_size"}, part
 
 

@@ -20,6 +20,7 @@ class Teller:
 
     def __init__(self, asks=None):
         self.steps, self.validations, self.saves, self.answers = [], [], [], []
+        self.paces = []
         self.samples = []
         self.asks = dict(asks or {})
 
@@ -28,6 +29,9 @@ class Teller:
 
     def step(self, step, total, loss, rate, seconds_left):
         self.steps.append((step, total, loss, rate, seconds_left))
+
+    def pace(self, seconds_per_step, steps_per_epoch, total, sentence):
+        self.paces.append((self.steps[-1][0], seconds_per_step, steps_per_epoch, total, sentence))
 
     def validation(self, step, loss):
         self.validations.append((step, loss))
@@ -73,7 +77,7 @@ class Shelf:
 def make_loop(tiny, contexts):
     def make(dtype=torch.float32, **sections):
         config = asked_config("a", "b", "c.safetensors", **sections)
-        unet = copy.deepcopy(tiny.unet).to(dtype)
+        unet = copy.deepcopy(tiny.denoiser).to(dtype)
         layers = selected_layers(tiny.checkpoint.family, tiny.checkpoint.layers, config.network)
         attached = attach(config.network, layers, live_modules({"unet": unet}, layers), 0, dtype)
         draw = torch.Generator().manual_seed(1)
@@ -172,3 +176,12 @@ def test_a_loss_that_is_not_finite_ends_the_run_before_anything_is_kept(make_loo
     with pytest.raises(LoraError, match="at step 1: lower the rates"):
         loop.run(Teller(), shelf)
     assert shelf.states == []
+
+
+def test_the_pace_is_told_once_after_the_first_steps(make_loop):
+    loop, teller = make_loop(schedule={"steps": 7, "batch": 2, "accumulate": 2}), Teller()
+    loop.run(teller, Shelf())
+    ((step, seconds, per_epoch, total, sentence),) = teller.paces
+    assert (step, per_epoch, total) == (6, 1, 7)  # three pictures, four in each step
+    assert 0 < seconds < 60
+    assert sentence == "Slow because: it is computed on a CPU; each step has 2 forward passes."

@@ -163,7 +163,7 @@ def test_a_network_of_another_type_is_read_back_as_it_was_trained(asked, tiny, t
         assert tensors["dora_scale"].dtype == torch.float32
     assert json.loads(file.metadata["ss_network_args"])["algo"] == algorithm
     assert file.metadata["ss_network_module"] == "lycoris.kohya"
-    weight = tiny.unet.get_submodule(QUERY.removeprefix("unet.")).weight.double()
+    weight = tiny.denoiser.get_submodule(QUERY.removeprefix("unet.")).weight.double()
     change = compose(weight, [(file.layers[QUERY], 1.0)]).weight
     assert float(change.abs().max()) > 1e-6
 
