@@ -9,6 +9,7 @@ from __future__ import annotations
 import hmac
 import json
 import logging
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -79,7 +80,7 @@ def _add_reading(router: APIRouter, service: TrainService, token: str) -> None:
     def state(request: Request) -> Response:
         asked = request.query_params
         after = asked.get("after", "0")
-        seen = int(after) if after.isdecimal() else 0
+        seen = int(after) if re.fullmatch("[0-9]{1,15}", after) else 0
         return _answer(request, token, lambda: service.state(asked.get("run", ""), seen))
 
     @router.get("/runs/{run}/samples/{name}")

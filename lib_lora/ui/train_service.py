@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -92,7 +93,7 @@ class TrainService:
     def dataset(self, body: Body) -> dict[str, Any]:
         """Return the report on a folder of pictures: figures, what cannot be trained on, and advice. Raises LoraError."""
         size = str(body.get("size", ""))
-        pixels = int(size) if size.isdecimal() and 8 <= int(size) <= 8192 else USUAL_SIZE
+        pixels = int(size) if re.fullmatch("[1-9][0-9]{1,3}", size) else USUAL_SIZE
         folder = self._requests.folder(str(body.get("folder", "")))
         found = report(folder, pixels, caption=str(body.get("caption", "")))
         figures = [
@@ -126,14 +127,14 @@ class TrainService:
         return {}
 
     def command(self, run: str, body: Body) -> dict[str, Any]:
-        """Ask something of a run and return a sentence about it; raises UsageError."""
+        """Ask something of a run, which answers in its events; raises UsageError."""
         asked = str(body.get("command", ""))
         if asked not in ASKABLE:
             raise UsageError(f"There is no command {asked!r}.")
         if asked == "resume":
             self._preparation.check()
         self._queue.command(self._queue.find(run), ASKABLE[asked])
-        return {"message": ""}
+        return {}
 
     def sample(self, run: str, name: str) -> Path | None:
         """Return a sample picture of a run, `None` when there is none of that name; raises UsageError for an unknown run."""

@@ -104,8 +104,9 @@ def test_what_is_asked_for_is_answered(address):
     assert (status, json.loads(body)) == (200, {"host": "test"})
     _, body = ask(f"{address}state?run=one&after=12")
     assert json.loads(body) == {"run": "one", "after": 12}
-    _, body = ask(f"{address}state?after=-5")
-    assert json.loads(body) == {"run": "", "after": 0}
+    for after in ("-5", "9" * 5000, ""):
+        _, body = ask(f"{address}state?after={after}")
+        assert json.loads(body) == {"run": "", "after": 0}
     assert ask(f"{address}runs/one/samples/a.png") == (200, b"picture")
     assert ask(f"{address}runs/one/samples/b.png")[0] == 404
     assert ask(f"{address}runs/two/samples/a.png")[0] == 404
