@@ -15,14 +15,9 @@ def computes(dtype):
     return True
 
 
-HALVES = [
-    pytest.param(
-        dtype,
-        marks=pytest.mark.skipif(not computes(dtype), reason=f"this PyTorch's CPU has no {dtype}"),
-    )
-    for dtype in (torch.float16, torch.bfloat16)
-]
+def needs(dtype):
+    """Return the mark that skips a case where this PyTorch's CPU cannot compute with the dtype."""
+    return pytest.mark.skipif(not computes(dtype), reason=f"this PyTorch's CPU has no {dtype}")
 
-SCALES_ON_CPU = pytest.mark.skipif(
-    not hasattr(torch.amp, "GradScaler"), reason="this PyTorch scales losses on CUDA alone"
-)
+
+HALVES = [pytest.param(dtype, marks=needs(dtype)) for dtype in (torch.float16, torch.bfloat16)]
