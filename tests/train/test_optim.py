@@ -9,7 +9,7 @@ from lib_lora.errors import UsageError
 from lib_lora.train.config import OptimizerConfig, ScheduleConfig
 from lib_lora.train.optim import Optimizer, flatten, rate_share
 from lib_lora.train.precision import make_scaler
-from tests.halves import SCALES_ON_CPU
+from tests.train.scaling import SCALES_ON_CPU
 
 SHAPES = [(3, 4), (5,), (2, 2, 3, 3)]
 SCHEDULE = ScheduleConfig(steps=6, decay="constant")

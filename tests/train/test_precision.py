@@ -8,8 +8,8 @@ from torch import nn
 
 from lib_lora.networks.contract import apply_weight
 from lib_lora.train.precision import SMALL, SmallConv2d, SmallLinear, make_scaler, store_small
-from tests.halves import SCALES_ON_CPU
 from tests.train.saved import count_saved
+from tests.train.scaling import SCALES_ON_CPU
 
 
 def model():
