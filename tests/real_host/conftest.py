@@ -113,35 +113,29 @@ def pytest_runtest_makereport(item, call):
     if report.when == "call" and report.passed:
         item.config.stash[HELD].setdefault(item.nodeid, {})
     if report.failed:
-        item.config.stash[FAILED].add(file_of(item.nodeid))
+        item.config.stash[FAILED].add(item.nodeid)
     return report
 
 
-def file_of(name):
-    return name.partition("::")[0]
-
-
 def pytest_sessionfinish(session):
-    """Write a report, one line for each test, of the files in which all passed; what it holds of other files stays."""
-    failed = session.config.stash[FAILED]
-    held = {
-        name.removeprefix(HERE): own
-        for name, own in session.config.stash[HELD].items()
-        if file_of(name) not in failed
-    }
+    """Write the tests that passed into the report, a line for each; what it holds of tests that were not run stays."""
+    held, failed = (
+        {name.removeprefix(HERE) for name in session.config.stash[key]} for key in (HELD, FAILED)
+    )
     if not FIGURES or not held:
         return
-    report, files = Path(FIGURES), {file_of(name) for name in held}
-    before = json.loads(report.read_text(encoding="utf-8"))["tests"] if report.exists() else {}
-    held |= {name: own for name, own in before.items() if file_of(name) not in files}
+    report = Path(FIGURES)
+    tests = json.loads(report.read_text(encoding="utf-8"))["tests"] if report.exists() else {}
+    tests |= {name: session.config.stash[HELD][HERE + name] for name in held}
+    tests = {name: tests[name] for name in sorted(tests.keys() - failed)}
     head = {
         "webui": "AUTOMATIC1111 v1.10.1 (82a973c0), CPU, float32, the embedded base model",
         "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
     }
-    lines = [f"  {json.dumps(name)}: {json.dumps(held[name])}" for name in sorted(held)]
+    lines = [f"  {json.dumps(name)}: {json.dumps(own)}" for name, own in tests.items()]
     text = "".join(f" {json.dumps(name)}: {json.dumps(value)},\n" for name, value in head.items())
-    tests = ",\n".join(lines)
-    report.write_text(f'{{\n{text} "tests": {{\n{tests}\n }}\n}}\n', encoding="utf-8")
+    body = ",\n".join(lines)
+    report.write_text(f'{{\n{text} "tests": {{\n{body}\n }}\n}}\n', encoding="utf-8")
 
 
 def pytest_terminal_summary(terminalreporter):

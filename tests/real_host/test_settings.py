@@ -36,7 +36,7 @@ SETTINGS = {
     "hypertile": {
         "width": 256,
         "height": 128,
-        "steps": 2,
+        "steps": 3,
         # The tiles are drawn at random where there is a choice, and the reference would have others.
         "override_settings": {"hypertile_enable_unet": True, "hypertile_swap_size_unet": 1},
     },
@@ -55,11 +55,9 @@ SETTINGS = {
         "sampler_name": "DPM++ SDE",
     },
 }
-# Loading another object, the WebUI encodes an empty text for it and forgets its own networks with that: a static tag ends there.
-WITHOUT_STATIC = {
-    "hires, another object": {**HIRES, "hr_checkpoint_name": "own"},
-    "refiner, another object": {"refiner_checkpoint": "own", "refiner_switch_at": 0.5},
-}
+# Loading another object, the WebUI encodes an empty text for it and forgets its own networks with that: a static tag ends there. With a
+# refiner that is another object it draws no numbers by itself, without any tag.
+WITHOUT_STATIC = {"hires, another object": {**HIRES, "hr_checkpoint_name": "own"}}
 
 
 def draw(host, tags, settings, plan=None):
