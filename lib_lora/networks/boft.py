@@ -112,4 +112,5 @@ BOFT = NetworkType(
     create=create,
     output=output,
     prepare=prepare,
+    reads_base=True,
 )

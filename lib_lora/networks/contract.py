@@ -102,6 +102,7 @@ class NetworkType:
         least; live use calls it once, training at every step. Differentiable; `None` when nothing can be saved.
     low_rank(tensors, shape): the delta as a product; returns `None` for tensors whose product costs more than `output`.
     extract(delta, rank): the tensors whose delta is nearest to `delta`; `None` where undefined.
+    reads_base: whether the delta depends on the base.
     bias: the suffix whose presence tells that the delta has a part for the layer's bias, so that a plan knows it without computing;
         `None` in types that leave the bias alone.
     """
@@ -120,6 +121,7 @@ class NetworkType:
     prepare: Callable[[Tensors, Tensor, LayerShape], dict[str, Tensor]] | None = None
     low_rank: Callable[[Tensors, LayerShape], LowRank | None] | None = None
     extract: Callable[[Tensor, int], dict[str, Tensor]] | None = None
+    reads_base: bool = False
     bias: str | None = None
 
 

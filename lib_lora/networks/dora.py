@@ -102,6 +102,7 @@ def with_dora(kind: NetworkType, square: Axis = "output") -> NetworkType:
         prepare=prepare,
         low_rank=None,
         extract=None,
+        reads_base=True,
     )
 
 

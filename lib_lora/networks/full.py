@@ -113,6 +113,7 @@ SET_WEIGHT = NetworkType(
     delta=set_delta,
     misfit=misfit,
     output=set_output,
+    reads_base=True,
 )
 
 

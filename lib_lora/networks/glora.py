@@ -171,4 +171,5 @@ GLORA = NetworkType(
     create=create,
     output=output,
     prepare=prepare,
+    reads_base=True,
 )

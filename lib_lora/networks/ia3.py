@@ -86,4 +86,5 @@ IA3 = NetworkType(
     misfit=misfit,
     create=create,
     output=output,
+    reads_base=True,
 )

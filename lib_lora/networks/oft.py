@@ -147,4 +147,5 @@ OFT = NetworkType(
     create=create,
     output=output,
     prepare=prepare,
+    reads_base=True,
 )

@@ -211,3 +211,14 @@ def test_a_live_step_creates_no_tensor_of_the_weights_size(variant, layer):
     with Recorder() as merge:
         compose(module.weight, [(network, 1.0)])
     assert max(size for _, size in merge.results) >= module.weight.numel()
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_type_tells_whether_its_delta_depends_on_the_base(variant):
+    module = a_module("conv3x3")
+    kind, tensors = trained(variant, module)
+    deltas = [
+        kind.delta(tensors, base, shape_of(module)).weight
+        for base in (module.weight, module.weight.flip(0))
+    ]
+    assert torch.equal(*deltas) is not kind.reads_base
