@@ -14,6 +14,7 @@ from itertools import pairwise
 from typing import Literal
 
 from lib_lora.errors import UsageError
+from lib_lora.schedule.blocks import Element
 
 Unit = Literal["fraction", "step", "sigma"]
 Easing = Literal["linear", "step", "smooth", "ease-in", "ease-out"]
@@ -108,24 +109,54 @@ class Window:
         return after and (self.stop is None or moment.step < self.stop)
 
 
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """Where prompt editing changes a prompt: after so many steps of a pass, or after a fraction of them, rounded down."""
+
+    value: float
+    fraction: bool = False
+
+    def step(self, steps: int) -> float:
+        """Return the first step behind it in a pass of so many."""
+        return float(math.floor(self.value * steps)) if self.fraction else self.value
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """When a part of a prompt that editing puts in or takes out is there: start <= step < stop; `None` is open."""
+
+    start: Bound | None = None
+    stop: Bound | None = None
+
+    def contains(self, moment: Moment) -> bool:
+        """Tell whether the part is there at a moment."""
+        after = self.start is None or moment.step >= self.start.step(moment.steps)
+        return after and (self.stop is None or moment.step < self.stop.step(moment.steps))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkUse:
     """One occurrence of a network in a prompt.
 
     name: the file's name as written; curves: a curve per component group, "unet" and "te", and "neg" where the UNet has another
-    strength for the negative prompt; hires: the curves of the hires pass where they differ; window: gates the UNet; blocks: a
-    factor per block name; source: the tag as written.
+    strength for the negative prompt; hires: the curves of the hires pass where they differ; window: gates the UNet; gates: gate
+    both; blocks: a factor per block name; elements: other factors for some layers of these; ranks: how many of the network's ranks act, `None` is all; source: the tag as written.
     """
 
     name: str
     curves: Mapping[str, Curve]
     hires: Mapping[str, Curve] = field(default_factory=dict)
     window: Window = Window()
+    gates: tuple[Gate, ...] = ()
     blocks: Mapping[str, float] = field(default_factory=dict)
+    elements: tuple[Element, ...] = ()
+    ranks: int | None = None
     source: str = ""
 
     def strength(self, group: str, moment: Moment, pass_name: PassName = "base") -> float:
         """Return the strength of a group ("unet", "neg" or "te") at a moment of a pass; the window gates the UNet only."""
+        if not all(gate.contains(moment) for gate in self.gates):
+            return 0.0
         if group != "te" and not self.window.contains(moment):
             return 0.0
         groups = ("neg", "unet") if group == "neg" else (group,)

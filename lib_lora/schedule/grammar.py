@@ -1,11 +1,16 @@
 """The prompt text of a schedule: `<lora:NAME:A>` tags whose A is a number or keyframes.
 
-    tag       <lora:NAME> | <lora:NAME:A> | <lora:NAME:A:B>, then any of :te=A :unet=A :neg=A (the UNet for the negative prompt)
-              :start=STEP :stop=STEP, and for the hires pass :hr=A (both components) :hrte=A :hrunet=A
+    tag       <lora:NAME> | <lora:NAME:A> | <lora:NAME:A:B> | <lora:NAME:A:B:RANKS>, then any of :te=A :unet=A :neg=A (the UNet for
+              the negative prompt) :start=STEP :stop=STEP (or :step=STEP-STEP) :dyn=RANKS :lbw=BLOCKS :lbwe=ELEMENTS :x=NUMBER, and for
+              the hires pass :hr=A (both components) :hrte=A :hrunet=A; the WebUI's other name of it, <lyco:...>, means the same
+    BLOCKS    a preset, or 12, 17, 20 or 26 values separated by `,`: NUMBER, or X, X+NUMBER, X-NUMBER with x=
+    ELEMENTS  presets separated by `,`
     A         NUMBER, or keyframes separated by `,` `;` or `~`
     keyframe  NUMBER@POSITION, then |EASING if not linear
     POSITION  NUMBER, NUMBER% (of the pass), NUMBERst (0-based step) or sNUMBER (sigma); without a unit they are fractions,
               unless one is above 1: then all are steps
+
+A tag inside of prompt editing (`brackets`) acts while its part of it is there, on both components.
 
 A drives the text encoders and, unless B or `unet=` says otherwise, the UNet; a named part wins over a positional one, as in the stock
 WebUI. The grammar is closed: nothing in a prompt is ever executed as code.
@@ -13,21 +18,21 @@ WebUI. The grammar is closed: nothing in a prompt is ever executed as code.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from lib_lora.errors import UsageError
-from lib_lora.schedule.curve import EASINGS, Curve, Easing, Keyframe, NetworkUse, Unit, Window
+from lib_lora.schedule.brackets import brackets_of, emptied, without
+from lib_lora.schedule.curve import EASINGS, Curve, Easing, Keyframe, NetworkUse, Unit
+from lib_lora.schedule.parts import NAMES, blocks_of, elements_of, ranks_of, window_of
+from lib_lora.schedule.pieces import NUMBER, Piece, TagSyntaxError, number_of, strength_of
 
-_OPENING = "<lora:"
-_TAG = re.compile(r"<lora:([^<>]*)>")
-_NUMBER = r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"
-_POSITION = re.compile(rf"(s?)\s*({_NUMBER})\s*(%|st|)")
-_NAMED = ("te", "unet", "neg", "hr", "hrte", "hrunet", "start", "stop")
+_OPENING = "<(?:lora|lyco):"
+TAG = re.compile(rf"{_OPENING}([^<>]*)>")
+_POSITION = re.compile(rf"(s?)\s*({NUMBER})\s*(%|st|)")
+_CURVES = ("te", "unet", "neg", "hr", "hrte", "hrunet")
 _CURVE = "a number or keyframes such as 0@0,1@0.5"
-LARGEST_STRENGTH = 1000.0  # sums and differences of such strengths are finite
+_POSITIONS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,55 +63,34 @@ def parse_prompt(prompt: str) -> Parsed:
     What follows an opening without its `>` is no tag: it is reported and stays in the text.
     """
     uses, errors = [], []
-    brackets = list(_brackets(prompt))
-    for match in _TAG.finditer(prompt):
+    tags = list(TAG.finditer(prompt))
+    brackets = brackets_of(prompt)
+    for match in tags:
         tag = match.group()
+        around = [bracket for bracket in brackets if bracket.holds(match.start())]
+        gates = [gate for bracket in around if (gate := bracket.gate(match.start()))]
         try:
-            if any(opened < match.start() < closed for opened, closed in brackets):
-                raise _SyntaxError(match.start() + 1, "a tag outside of square brackets")
-            uses.append(_use(_Piece(match.group(1), match.start(1) + 1), tag))
-        except _SyntaxError as error:
+            if any(bracket.bars for bracket in around):
+                raise TagSyntaxError(match.start() + 1, "a tag outside of [alternating|words]")
+            use = _use(Piece(match.group(1), match.start(1) + 1), tag)
+            uses.append(replace(use, gates=tuple(gates)))
+        except TagSyntaxError as error:
             errors.append(TagError(tag, error.column, error.expected))
     errors.extend(_unclosed(prompt))
-    return Parsed(_TAG.sub("", prompt), tuple(uses), tuple(errors))
+    gone = emptied(prompt, brackets, [match.span() for match in tags])
+    return Parsed(without(prompt, gone), tuple(uses), tuple(errors))
 
 
 def parse_curve(text: str) -> Curve:
     """Read a number or keyframes such as "0@0,1@0.5,0@1"; raises UsageError with the column in its message."""
-    return _curve(_Piece(text, 1))
+    return _curve(Piece(text, 1))
 
 
 def format_curve(curve: Curve) -> str:
     """Write a curve as the text that `parse_curve` reads back to the same curve."""
     if curve == Curve.constant(curve.keyframes[0].strength):
-        return _format_number(curve.keyframes[0].strength)
+        return _formatnumber_of(curve.keyframes[0].strength)
     return ",".join(_format_keyframe(frame) for frame in curve.keyframes)
-
-
-class _SyntaxError(UsageError):
-    """What was expected at a column, counted from 1."""
-
-    def __init__(self, column: int, expected: str) -> None:
-        self.column, self.expected = column, expected
-        super().__init__(f"Column {column}: expected {expected}.")
-
-
-@dataclass(frozen=True, slots=True)
-class _Piece:
-    """A part of the text and the column of its first character."""
-
-    text: str
-    column: int
-
-    def split(self, separators: str) -> list[_Piece]:
-        pieces, start = [], 0
-        for match in re.finditer(f"[{separators}]", self.text):
-            pieces.append(_Piece(self.text[start : match.start()], self.column + start))
-            start = match.end()
-        return [*pieces, _Piece(self.text[start:], self.column + start)]
-
-    def error(self, expected: str) -> _SyntaxError:
-        return _SyntaxError(self.column, expected)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,33 +101,35 @@ class _Point:
     position: float | None
     unit: Unit | None
     easing: Easing
-    piece: _Piece
+    piece: Piece
 
 
-def _use(inside: _Piece, source: str) -> NetworkUse:
+def _use(inside: Piece, source: str) -> NetworkUse:
     """Read what stands between `<lora:` and `>`."""
     name, *parts = inside.split(":")
     if not name.text.strip():
         raise name.error("the name of a LoRA")
     positional = [part for part in parts if "=" not in part.text]
-    if len(positional) > 2:
-        raise positional[2].error(f"no third strength, but one of {_accepted_parts()}")
+    if len(positional) > _POSITIONS:
+        raise positional[_POSITIONS].error(f"one of {_accepted_parts()}")
     named = _named_parts(part for part in parts if "=" in part.text)
-    curves = [_curve(part) for part in positional]
+    curves = [_curve(part) for part in positional[:2]]
     te = _curve(named["te"]) if "te" in named else next(iter(curves), Curve.constant(1.0))
     unet = _curve(named["unet"]) if "unet" in named else next(iter(curves[1:]), te)
     negative = {"neg": _curve(named["neg"])} if "neg" in named else {}
-    window = Window(*(_step(named.get(edge)) for edge in ("start", "stop")))
     return NetworkUse(
         name=name.text.strip(),
         curves={"unet": unet, "te": te, **negative},
         hires=_hires(named),
-        window=window,
+        window=window_of(named),
+        blocks=blocks_of(named),
+        elements=elements_of(named.get("lbwe")),
+        ranks=ranks_of(named.get("dyn", next(iter(positional[2:]), None))),
         source=source,
     )
 
 
-def _hires(named: dict[str, _Piece]) -> dict[str, Curve]:
+def _hires(named: dict[str, Piece]) -> dict[str, Curve]:
     """Return the curves that the hires pass has for itself."""
     return {
         group: _curve(named[word])
@@ -153,12 +139,12 @@ def _hires(named: dict[str, _Piece]) -> dict[str, Curve]:
     }
 
 
-def _named_parts(parts: Iterator[_Piece]) -> dict[str, _Piece]:
-    named: dict[str, _Piece] = {}
+def _named_parts(parts: Iterator[Piece]) -> dict[str, Piece]:
+    named: dict[str, Piece] = {}
     for part in parts:
         key, value, *more = part.split("=")
         word = key.text.strip()
-        if word not in _NAMED:
+        if word not in (*_CURVES, *NAMES):
             raise key.error(f"one of {_accepted_parts()}")
         if word in named or more:
             raise part.error(f"{word}= once")
@@ -167,19 +153,10 @@ def _named_parts(parts: Iterator[_Piece]) -> dict[str, _Piece]:
 
 
 def _accepted_parts() -> str:
-    return ", ".join(f"{word}=" for word in _NAMED)
+    return ", ".join(f"{word}=" for word in (*_CURVES, *NAMES))
 
 
-def _step(piece: _Piece | None) -> float | None:
-    if piece is None:
-        return None
-    step = _number(piece, "a step, counted from 0")
-    if step < 0:
-        raise piece.error("a step, counted from 0")
-    return step
-
-
-def _curve(piece: _Piece) -> Curve:
+def _curve(piece: Piece) -> Curve:
     points = [_point(part) for part in piece.split(",;~")]
     if len(points) == 1 and points[0].position is None:
         return Curve.constant(points[0].strength)
@@ -190,11 +167,11 @@ def _curve(piece: _Piece) -> Curve:
     return Curve(tuple(sorted(frames, key=lambda frame: frame.place)))
 
 
-def _point(piece: _Piece) -> _Point:
+def _point(piece: Piece) -> _Point:
     """Read "STRENGTH", "STRENGTH@POSITION" or "STRENGTH@POSITION|EASING"."""
     body, *easings = piece.split("|")
     strength, *positions = body.split("@")
-    value = _strength(strength)
+    value = strength_of(strength, _CURVE)
     if len(positions) > 1 or len(easings) > 1 or (easings and not positions):
         raise piece.error("STRENGTH@POSITION, with at most one |EASING behind it")
     easing = _easing(easings[0]) if easings else "linear"
@@ -203,20 +180,13 @@ def _point(piece: _Piece) -> _Point:
     match = _POSITION.fullmatch(positions[0].text.strip())
     if match is None or (match[1] and match[3]):
         raise positions[0].error("a position such as 0.5, 50%, 10st or s2.5")
-    position = _number(_Piece(match[2], positions[0].column), "a finite position")
+    position = number_of(Piece(match[2], positions[0].column), "a finite position")
     unit: Unit | None = "sigma" if match[1] else {"%": "fraction", "st": "step", "": None}[match[3]]
     position = position / 100 if match[3] == "%" else position
     return _Point(value, position, unit, easing, positions[0])
 
 
-def _strength(piece: _Piece) -> float:
-    value = _number(piece, _CURVE)
-    if abs(value) > LARGEST_STRENGTH:
-        raise piece.error(f"a strength from {-LARGEST_STRENGTH:g} to {LARGEST_STRENGTH:g}")
-    return value
-
-
-def _easing(piece: _Piece) -> Easing:
+def _easing(piece: Piece) -> Easing:
     for easing in EASINGS:
         if piece.text.strip() == easing:
             return easing
@@ -248,27 +218,9 @@ def _position(point: _Point, unit: Unit) -> float:
     return position
 
 
-def _number(piece: _Piece, expected: str) -> float:
-    text = piece.text.strip()
-    if not re.fullmatch(_NUMBER, text) or not math.isfinite(float(text)):
-        raise piece.error(expected)
-    return float(text)
-
-
-def _brackets(prompt: str) -> Iterator[tuple[int, int]]:
-    """Yield where each pair of square brackets opens and closes; escaped ones and those in tags do not count."""
-    bare = _TAG.sub(lambda match: "." * len(match.group()), prompt)
-    opened: list[int] = []
-    for mark in re.finditer(r"\\.|[\[\]]", bare, re.DOTALL):
-        if mark.group() == "[":
-            opened.append(mark.start())
-        elif mark.group() == "]" and opened:
-            yield opened.pop(), mark.start()
-
-
 def _unclosed(prompt: str) -> Iterator[TagError]:
     """Yield an error for every opening that no `>` follows before the next `<`."""
-    closed = {match.start() for match in _TAG.finditer(prompt)}
+    closed = {match.start() for match in TAG.finditer(prompt)}
     for match in re.finditer(_OPENING, prompt):
         if match.start() not in closed:
             rest = prompt[match.start() :]
@@ -279,10 +231,8 @@ def _unclosed(prompt: str) -> Iterator[TagError]:
 def _format_keyframe(frame: Keyframe) -> str:
     before, after = {"fraction": ("", ""), "step": ("", "st"), "sigma": ("s", "")}[frame.unit]
     easing = "" if frame.easing == "linear" else f"|{frame.easing}"
-    return (
-        f"{_format_number(frame.strength)}@{before}{_format_number(frame.position)}{after}{easing}"
-    )
+    return f"{_formatnumber_of(frame.strength)}@{before}{_formatnumber_of(frame.position)}{after}{easing}"
 
 
-def _format_number(value: float) -> str:
+def _formatnumber_of(value: float) -> str:
     return repr(float(value)).removesuffix(".0")

@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lib_lora.errors import UsageError
-from lib_lora.schedule.curve import EASINGS, Curve, Keyframe, Window
+from lib_lora.schedule.curve import EASINGS, Bound, Curve, Gate, Keyframe, Window
 from lib_lora.schedule.grammar import format_curve, parse_curve, parse_prompt
 
 # A machine that is busy with other work draws slowly; the same examples are drawn every time.
@@ -107,9 +107,84 @@ def test_strengths_of_the_components(tag, te, unet):
     assert (use.name, use.source) == ("x", tag)
 
 
+@pytest.mark.parametrize("tag", ["<lora:x:1:0.5:8>", "<lora:x:1:dyn=8>", "<lora:x:1:1:4:dyn=8>"])
+def test_how_many_ranks_act(tag):
+    assert only_use(tag).ranks == 8
+    assert only_use("<lora:x:1:0.5>").ranks is None
+
+
+@pytest.mark.parametrize("count", ["0", "-1", "2.5", "", "1" * 12])
+def test_a_number_of_ranks_is_a_whole_one(count):
+    (error,) = parse_prompt(f"<lora:x:1:dyn={count}>").errors
+    assert "a whole number from 1" in error.expected
+
+
+def test_the_webuis_other_name_of_a_tag_means_the_same():
+    parsed = parse_prompt("a <lyco:x:0@0,1@1> b <lyco:y")
+    assert parsed.text == "a  b <lyco:y"
+    assert [(use.name, use.source) for use in parsed.uses] == [("x", "<lyco:x:0@0,1@1>")]
+    assert [error.tag for error in parsed.errors] == ["<lyco:y"]
+
+
 def test_windows():
     assert only_use("<lora:x:1:start=3:stop=12>").window == Window(3, 12)
     assert only_use("<lora:x:stop=5:1>").window == Window(None, 5)
+
+
+def test_steps_in_one_part():
+    assert only_use("<lora:x:1:step=3-12>").window == Window(3, 12)
+
+
+HALF = Bound(0.5, fraction=True)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "text", "gates"),
+    [
+        ("[<lora:a:1>:<lora:b:1>:0.5]", "", [Gate(stop=HALF), Gate(start=HALF)]),
+        ("x [<lora:a:1>::10] y", "x  y", [Gate(stop=Bound(10))]),
+        ("[<lora:a:1>:5]", "", [Gate(start=Bound(5))]),
+        ("[ <lora:a:1> : 5 ]", "", [Gate(start=Bound(5))]),
+        (
+            "[cat <lora:a:1>:dog<lora:b:1>:0.5]",
+            "[cat :dog:0.5]",
+            [Gate(stop=HALF), Gate(start=HALF)],
+        ),
+        ("[(cat:1.2) <lora:a:1>:5]", "[(cat:1.2) :5]", [Gate(start=Bound(5))]),
+        ("[[<lora:a:1>::9]:5]", "", [(Gate(stop=Bound(9)), Gate(start=Bound(5)))]),
+        ("[x[<lora:a:1>::9]:5]", "[x:5]", [(Gate(stop=Bound(9)), Gate(start=Bound(5)))]),
+        ("[<lora:a:0@0,1@1>:3]", "", [Gate(start=Bound(3))]),
+        ("[<lora:a:1>]", "", [()]),
+        ("[cat <lora:a:1>]", "[cat ]", [()]),
+        ("(cat <lora:a:1>:1.2)", "(cat :1.2)", [()]),
+        (r"\[cat <lora:a:1>:5\]", r"\[cat :5\]", [()]),
+        ("[cat <lora:a:1>:dog]", "[cat :dog]", [()]),
+        ("[a:b:c <lora:a:1>:5]", "[a:b:c :5]", [()]),
+        ("[cat:5] <lora:a:1> [dog::3]", "[cat:5]  [dog::3]", [()]),
+        ("[a (b <lora:a:1>:5]", "[a (b :5]", [()]),
+        ("] [<lora:a:1>:5", "] [:5", [()]),
+    ],
+)
+def test_prompt_editing_gates_its_tags(prompt, text, gates):
+    parsed = parse_prompt(prompt)
+    assert (parsed.text, parsed.errors) == (text, ())
+    expected = [gate if isinstance(gate, tuple) else (gate,) for gate in gates]
+    assert [use.gates for use in parsed.uses] == expected
+
+
+def test_block_weights_in_a_tag():
+    use = only_use("<lora:x:1:lbw=OUTALL:lbwe=ATTNDEEPOFF,PROJDEEPOFF:stop=10>")
+    assert [use.blocks[name] for name in ("BASE", "IN01", "M00", "OUT03")] == [1, 0, 0, 1]
+    assert [element.word for element in use.elements] == ["attn", "proj"]
+    assert use.window == Window(None, 10)
+    assert only_use("<lora:x:1>").blocks == {}
+
+
+def test_values_of_blocks_may_be_told_by_x():
+    values = ["X", "X+0.2", "X-0.3", "0.5", *["0"] * 8]
+    use = only_use(f"<lora:x:1:lbw={','.join(values)}:x=0.4>")
+    blocks = ("BASE", "IN04", "IN05", "IN07", "IN08", "IN00")
+    assert [use.blocks[name] for name in blocks] == pytest.approx([0.4, 0.6, 0.1, 0.5, 0, 0])
 
 
 def test_tags_are_lifted_out_and_the_rest_stays_as_it_is():
@@ -122,14 +197,21 @@ def test_tags_are_lifted_out_and_the_rest_stays_as_it_is():
     ("prompt", "text", "tag", "column", "expected"),
     [
         ("a <lora:x:hi=0>", "a ", "<lora:x:hi=0>", 11, "te=, unet=, neg=, hr="),
-        ("<lora:x:1:lbw=OUTALL>", "", "<lora:x:1:lbw=OUTALL>", 11, "hrunet=, start=, stop="),
-        ("<lora:x:1:1:8>", "", "<lora:x:1:1:8>", 13, "no third strength"),
+        ("<lora:x:1:lbw=OUTAL>", "", "<lora:x:1:lbw=OUTAL>", 15, "or a preset: NONE, ALL"),
+        ("<lora:x:1:lbw=1,0>", "", "<lora:x:1:lbw=1,0>", 15, "one of 12, 17, 20, 26"),
+        (f"<lora:x:lbw={'1,' * 11}R>", "", f"<lora:x:lbw={'1,' * 11}R>", 35, "a number, X"),
+        (f"<lora:x:lbw={'1,' * 11}X>", "", f"<lora:x:lbw={'1,' * 11}X>", 35, "x= beside X"),
+        ("<lora:x:1:lbwe=ATTN>", "", "<lora:x:1:lbwe=ATTN>", 16, "one of ATTNDEEPON"),
+        ("<lora:x:1:step=3>", "", "<lora:x:1:step=3>", 16, "two steps such as 3-12"),
+        ("<lora:x:step=3-9:stop=5>", "", "<lora:x:step=3-9:stop=5>", 14, "no start= or stop="),
+        ("<lora:x:1:lwb=ALL>", "", "<lora:x:1:lwb=ALL>", 11, "start=, stop=, step=, dyn="),
+        ("<lora:x:1:1:0.5>", "", "<lora:x:1:1:0.5>", 13, "how many ranks"),
         ("<lora:x:te=1:te=2>", "", "<lora:x:te=1:te=2>", 14, "te= once"),
         ("<lora:x:start=0.x>", "", "<lora:x:start=0.x>", 15, "a step"),
         ("<lora::1>", "", "<lora::1>", 7, "the name"),
         ("<lora:x:1e308>", "", "<lora:x:1e308>", 9, "a strength from -1000 to 1000"),
         ("<lora:x:0@0,y>", "", "<lora:x:0@0,y>", 13, "a number or keyframes"),
-        ("[cat <lora:x:1>:10]", "[cat :10]", "<lora:x:1>", 6, "outside of square brackets"),
+        ("[cat <lora:x:1>|dog]", "[cat |dog]", "<lora:x:1>", 6, "outside of [alternating|words]"),
         ("cat <lora:x:1", "cat <lora:x:1", "<lora:x:1", 14, "'>'"),
     ],
 )
