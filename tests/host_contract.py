@@ -8,7 +8,15 @@ from unittest.mock import patch
 
 import networks
 import torch
-from modules import extra_networks, patches, processing, script_callbacks
+from modules import (
+    extra_networks,
+    patches,
+    processing,
+    script_callbacks,
+    sd_hijack,
+    sd_samplers,
+    shared,
+)
 from modules.sd_samplers_kdiffusion import KDiffusionSampler
 
 
@@ -214,3 +222,47 @@ def test_hooks_of_an_instance_see_a_forward_that_raised(host):
     assert "out of memory" in str(error_of(lambda: host.draw("a")))
     handle.remove()
     assert outputs == [None]
+
+
+def test_an_alias_names_the_same_networks(host):
+    # extensions-builtin/Lora/scripts/lora_script.py:24, modules/extra_networks.py:114
+    asked = [extra_networks.ExtraNetworkParams([next(iter(host.networks)), "1"])]
+    extra_networks.activate(host.picture("a"), {"lyco": asked})
+    assert len(networks.loaded_networks) == 1
+    extra_networks.activate(host.picture("a"), {})
+
+
+def test_an_option_adds_a_network_that_no_tag_names(host):
+    # extensions-builtin/Lora/extra_networks_lora.py:19
+    networks.list_available_networks()
+    one, other = list(host.networks)[:2]
+    pictures = [host.picture(f"a <lora:{name}:1>") for name in (one, other)]
+    with patch.dict(shared.opts.data, sd_lora=other):
+        host.make(pictures[0])
+        assert len(networks.loaded_networks) == 2
+        host.make(pictures[1])
+        assert len(networks.loaded_networks) == 1
+    assert pictures[0].all_prompts[0].startswith(f"a <lora:{one}:1><lora:{other}:")
+    assert list(pictures[1].all_prompts) == [f"a <lora:{other}:1>"]
+    extra_networks.activate(host.picture("a"), {})
+
+
+def test_comments_of_an_activation_are_told_below_the_picture(host):
+    # modules/processing.py:979
+    original, picture = extra_networks.activate, host.picture("a")
+
+    def activate(p, data):
+        sd_hijack.model_hijack.comments.append("Lora not found: x")
+        original(p, data)
+
+    with patch.object(extra_networks, "activate", activate):
+        host.make(picture)
+    assert "Lora not found: x" in picture.comments
+
+
+def test_a_sampler_can_be_made_before_its_pass(host):
+    # modules/sd_samplers.py:34, modules/sd_samplers_kdiffusion.py:79
+    seen = evaluations()
+    ahead = sd_samplers.create_sampler("Euler", host.model).get_sigmas(host.picture("a"), 4)
+    host.draw("a")
+    assert levels(seen) == ahead[:-1].tolist()

@@ -16,6 +16,7 @@ from modules.processing import StableDiffusionProcessing
 
 from lib_lora.errors import LoraError
 from lib_lora.hosts.a1111_clock import BUILDERS, remembering
+from lib_lora.hosts.a1111_static import not_added, take_static
 from lib_lora.hosts.a1111_tags import split_prompts
 from lib_lora.schedule.curve import NetworkUse, PassName
 
@@ -38,12 +39,12 @@ class Entry(extra_networks.ExtraNetworkParams):
     """The schedules of one batch; the host compares `items`, which hold all that changes what is computed."""
 
     def __init__(self, uses: Sequence[NetworkUse], problems: Sequence[str]) -> None:
-        super().__init__([use.source for use in uses])
+        super().__init__([_text_of(use) for use in uses])
         self.uses, self.problems = uses, problems
 
-    def leave_out(self, notes: Sequence[str]) -> None:
-        """Tell the host's cache from a picture in which the same tags act."""
-        self.items = [*(use.source for use in self.uses), *notes]
+    def tell_apart(self, others: Sequence[str]) -> None:
+        """Tell the host's cache from a picture in which the same tags act in another way."""
+        self.items = [*map(_text_of, self.uses), *others]
 
 
 class CutIn:
@@ -99,9 +100,9 @@ class CutIn:
 
     def _around_parse_prompts(self, original: Replaced) -> Replaced:
         def parse_prompts(prompts: Sequence[str]) -> tuple[list[str], Data | None]:
-            split = split_prompts(prompts, shared.opts.data.get(KEEP_WEIGHTS, False))
+            split = split_prompts(prompts)
             texts, data = original(list(split.texts))
-            if split.uses or split.problems:
+            if split.uses or split.problems or (data is not None and _keeps_weights()):
                 data[ENTRY] = [Entry(split.uses, split.problems)]
             return texts, data
 
@@ -111,12 +112,18 @@ class CutIn:
         def activate(p: Any, data: Data) -> None:
             self._disarm()
             # Without prompts it is no picture: the host encodes the empty text of a model that it has loaded.
-            if p.prompts:
+            entries = data.get(ENTRY, ())
+            if p.prompts or entries:
                 self._close()
+            if not entries:
+                original(p, data)
+                return
             others = {name: params for name, params in data.items() if name != ENTRY}
-            original(p, others if ENTRY in data else data)
-            for entry in data.get(ENTRY, ()):
-                self._open(p, entry)
+            (entry,) = entries
+            self._begin(p, entry, others)
+            with not_added(self._picture.names if self._picture else ()):
+                original(p, others)
+            self._open(p, entry)
 
         return activate
 
@@ -152,20 +159,30 @@ class CutIn:
 
         return get_conds_with_caching
 
-    def _open(self, p: Any, entry: Entry) -> None:
+    def _begin(self, p: Any, entry: Entry, others: dict[str, list[Any]]) -> None:
+        """Begin a picture, and take out of `others` what is to act beside the weights too."""
         _report(p, entry.problems)
-        if not entry.uses:
+        scheduled = [use.name for use in entry.uses]
+        kept = take_static(p, others, scheduled) if _keeps_weights() else []
+        if not entry.uses and not kept:
             return
         # Here and not above: the host's start does not wait for what only a schedule needs.
         from lib_lora.hosts.a1111_picture import Picture
 
-        self._picture = Picture(p, entry.uses)
-        notes = ["everything is left out"]
+        self._picture = Picture(p, [*entry.uses, *kept])
         with self._reporting(p) as picture:
-            notes = picture.bind()
-            _report(p, notes)
-            picture.add_hashes()
-        entry.leave_out(notes)
+            if picture.reads_weights() and not _keeps_weights():
+                picture.add(take_static(p, others, scheduled))
+
+    def _open(self, p: Any, entry: Entry) -> None:
+        told = ["everything is left out"] if entry.uses else []
+        with self._reporting(p) as picture:
+            if picture is not None:
+                notes = picture.bind()
+                _report(p, notes)
+                picture.add_hashes()
+                told = [*notes, *picture.stamps()]
+        entry.tell_apart(told)
 
     @contextmanager
     def _reporting(self, p: Any) -> Iterator[Any]:
@@ -189,6 +206,15 @@ class CutIn:
         if self._picture is not None:
             self._picture.close()
         self._picture = None
+
+
+def _text_of(use: NetworkUse) -> str:
+    """Return the text that stands for a use: its tag, and what its prompt does with the tag."""
+    return f"{use.source} {use.gates}" if use.gates else use.source
+
+
+def _keeps_weights() -> bool:
+    return shared.opts.data.get(KEEP_WEIGHTS, False)
 
 
 def _report(p: Any, sentences: Sequence[str]) -> None:

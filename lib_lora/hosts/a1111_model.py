@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import logging
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from modules import shared
+from modules import sd_hijack, shared
 from torch import nn
 
 from lib_lora.apply.fused import Share
 from lib_lora.apply.session import LoadedNetwork
 from lib_lora.families.table import WHOLE, Layer
+
+log = logging.getLogger(__name__)
 
 _WEIGHT = ".weight"
 # The host wraps text encoders, and the embeddings inside of them.
@@ -19,8 +22,14 @@ _WRAPPED = ".wrapped."
 _UNSAFE = str.maketrans("", "", ":,")
 
 
-def live_modules(model: nn.Module, layers: Mapping[str, Layer]) -> dict[str, nn.Module | Share]:
-    """Return the modules of the host's model by layer id; its paths are those of the original checkpoint's keys.
+def live_modules(model: nn.Module, layers: Mapping[str, Layer]) -> dict[str, nn.Module]:
+    """Return the modules of the host's model that compute one layer each, by layer id."""
+    found = live_layers(model, layers).items()
+    return {layer_id: module for layer_id, module in found if isinstance(module, nn.Module)}
+
+
+def live_layers(model: nn.Module, layers: Mapping[str, Layer]) -> dict[str, nn.Module | Share]:
+    """Return what computes each layer in the host's model; its paths are those of the original checkpoint's keys.
 
     Layers that one module computes together, such as those of OpenCLIP's attention, have shares of it. What is no module, such as
     OpenCLIP's projection, is not found.
@@ -80,6 +89,16 @@ def bring_up_to_date(module: nn.Module) -> None:
 
     if isinstance(module, nn.MultiheadAttention) or not shared.opts.lora_functional:
         networks.network_apply_weights(module)
+
+
+def say_not_found(names: Sequence[str]) -> None:
+    """Say below the picture, in the words of the host's Lora extension, that there are no such networks."""
+    if not names:
+        return
+    sentence = f"Lora not found: {', '.join(names)}"
+    sd_hijack.model_hijack.comments.append(sentence)
+    if shared.opts.lora_not_found_warning_console:
+        log.warning(sentence)
 
 
 def add_hashes(p: Any, names: Iterable[str]) -> None:

@@ -1,7 +1,7 @@
 """Which LoRA tags of a prompt are ours and which stay the WebUI's.
 
-The WebUI reads numbers, `te=`, `unet=` and `dyn=`. Tags with parts of sd-webui-lora-block-weight are that extension's. Every other tag is
-a schedule, or a bad one that the host would stumble over.
+The WebUI reads numbers, `te=`, `unet=` and `dyn=`, and takes no notice of prompt editing. Block weights that we do not know are left to
+sd-webui-lora-block-weight. Every other tag is a schedule, or a bad one that the host would stumble over.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from lib_lora.schedule.brackets import brackets_of
 from lib_lora.schedule.curve import NetworkUse
-from lib_lora.schedule.grammar import parse_prompt
+from lib_lora.schedule.grammar import TAG, parse_prompt
 
-_TAG = re.compile(r"<lora:([^<>]*)>")
+_HIDDEN = "\ue000\ue001"  # no prompt has these: they are for private use
 _HOST_WORDS = frozenset({"te", "unet", "dyn"})
 _BLOCK_WEIGHT_WORDS = frozenset({"lbw", "lbwe", "x", "step", "w"})
-_HOST_STRENGTHS = 2
 _BATCH = "The pictures of one batch share the schedules of the first one's prompt."
 
 
@@ -29,41 +29,49 @@ class Split:
     problems: tuple[str, ...]
 
 
-def split_prompts(prompts: Sequence[str], keep_weights: bool) -> Split:
-    """Lift our tags out of the prompts of one batch; as in the WebUI, the tags of the first prompt count.
-
-    keep_weights: tags without a schedule are ours too.
-    """
-    parts = [_split(prompt, keep_weights) for prompt in prompts]
+def split_prompts(prompts: Sequence[str]) -> Split:
+    """Lift our tags out of the prompts of one batch; as in the WebUI, the tags of the first prompt count."""
+    parts = [_split(prompt) for prompt in prompts]
     problems = [problem for part in parts for problem in part.problems]
-    if any(_sources(part) != _sources(parts[0]) for part in parts):
+    if any(part.uses != parts[0].uses for part in parts):
         problems.append(_BATCH)
     texts = tuple(text for part in parts for text in part.texts)
     return Split(texts, parts[0].uses if parts else (), tuple(dict.fromkeys(problems)))
 
 
-def _split(prompt: str, keep_weights: bool) -> Split:
-    def host_keeps(inside: str) -> bool:
-        return _is_hosts(inside, keep_weights)
+def static_use(items: Sequence[str]) -> NetworkUse | None:
+    """Return what one of the host's own tags asks for, `None` where we do not understand it; items: its parts, as the host has them."""
+    parsed = parse_prompt(f"<lora:{':'.join(map(str, items))}>")
+    return next(iter(parsed.uses), None)
 
-    ours_only = _TAG.sub(
-        lambda tag: "." * len(tag.group()) if host_keeps(tag.group(1)) else tag.group(), prompt
-    )
-    text = _TAG.sub(lambda tag: tag.group() if host_keeps(tag.group(1)) else "", prompt)
-    parsed = parse_prompt(ours_only)
+
+def _split(prompt: str) -> Split:
+    """Lift our tags out of one prompt; those of the host are hidden meanwhile."""
+    brackets = brackets_of(prompt)
+    hidden: list[str] = []
+
+    def hide(tag: re.Match[str]) -> str:
+        edited = any(
+            bracket.gate(tag.start()) for bracket in brackets if bracket.holds(tag.start())
+        )
+        if edited or not _is_hosts(tag.group(1)):
+            return tag.group()
+        hidden.append(tag.group())
+        return _HIDDEN[0] + _HIDDEN[1] * (len(tag.group()) - 1)
+
+    parsed = parse_prompt(TAG.sub(hide, prompt))
+    found = iter(hidden)
+    text = re.sub(f"{_HIDDEN[0]}{_HIDDEN[1]}+", lambda _: next(found, ""), parsed.text)
     return Split((text,), parsed.uses, tuple(map(str, parsed.errors)))
 
 
-def _is_hosts(inside: str, keep_weights: bool) -> bool:
-    """Tell whether what stands between `<lora:` and `>` is left to the host."""
-    _, *parts = inside.split(":")
+def _is_hosts(inside: str) -> bool:
+    """Tell whether the host reads what stands between `<lora:` and `>`."""
+    name, *parts = inside.split(":")
     words = {part.partition("=")[0].strip() for part in parts if "=" in part}
-    if words & _BLOCK_WEIGHT_WORDS:
-        return "@" not in inside
-    if not words <= _HOST_WORDS or not all(_is_number(part) for part in parts):
-        return False
-    positional = [part for part in parts if "=" not in part]
-    return not keep_weights or "dyn" in words or len(positional) > _HOST_STRENGTHS
+    if words & _BLOCK_WEIGHT_WORDS and "@" not in inside:
+        return static_use([name, *parts]) is None  # of presets that its extension alone has
+    return words <= _HOST_WORDS and all(_is_number(part) for part in parts)
 
 
 def _is_number(part: str) -> bool:
@@ -72,7 +80,3 @@ def _is_number(part: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _sources(part: Split) -> list[str]:
-    return [use.source for use in part.uses]

@@ -222,7 +222,7 @@ def test_a_failure_of_ours_costs_the_schedule_and_not_the_picture(host, monkeypa
     def fail(model, layers):
         raise ZeroDivisionError("a bug")
 
-    monkeypatch.setattr("lib_lora.hosts.a1111_picture.live_modules", fail)
+    monkeypatch.setattr("lib_lora.hosts.a1111_picture.live_layers", fail)
     picture = host.picture("a fox <lora:a:0@0,1@1>")
     assert torch.equal(picture.draw()[0], clean)
     assert "a bug" in picture.extra_generation_params["Loom errors"]

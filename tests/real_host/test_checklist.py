@@ -60,8 +60,8 @@ def test_a_picture_inside_of_a_picture(host, figures):
     assert_exact(drawn, figures)
 
 
-def test_tags_of_block_weights_are_left_to_their_extension(host, start):
-    tags = "<lora:one:1:lbw=OUTALL>"
+def test_block_weights_that_their_extension_alone_knows_are_left_to_it(host, start):
+    tags = "<lora:one:1:lbw=MINE>"
     ours, stock = host.watch(tags), start(extension=False).watch(tags)
     assert np.array_equal(ours.pixels, stock.pixels)
 

@@ -87,9 +87,19 @@ def _changes(layer):
             yield deltas[name][layer], te if layer.startswith("cond_stage_model") else unet
 
 
+class BundledTIHash(str):
+    """The hash of a word that lies in a network file: the file's name."""
+
+
 class _Lora:
     def activate(self, p, params_list):
         """Raises ValueError for a strength that is no number, and leaves what was loaded before."""
+        added = shared.opts.data["sd_lora"]
+        named = {params.items[0] for params in params_list}
+        if added != "None" and added in available_networks and added not in named:
+            strength = shared.opts.extra_networks_default_multiplier
+            p.all_prompts = [f"{prompt}<lora:{added}:{strength}>" for prompt in p.all_prompts]
+            params_list.append(extra_networks.ExtraNetworkParams([added, str(strength)]))
         asked = [
             (params.positional[0], *map(float, params.positional[1:] or [1]))
             for params in params_list
@@ -102,3 +112,4 @@ class _Lora:
 
 
 extra_networks.extra_network_registry["lora"] = _Lora()
+extra_networks.extra_network_aliases["lyco"] = extra_networks.extra_network_registry["lora"]

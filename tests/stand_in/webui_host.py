@@ -5,10 +5,11 @@ from pathlib import Path
 
 import networks
 import torch
-from modules import script_callbacks, sd_unet, shared
+from modules import script_callbacks, sd_hijack, sd_unet, shared
 from modules.processing import StableDiffusionProcessing, get_empty_cond
 from modules.sd_samplers_kdiffusion import KDiffusionSampler
 from modules.sd_samplers_timesteps import CompVisSampler
+from modules.textual_inversion.textual_inversion import EmbeddingDatabase
 from webui_model import Model
 
 from lib_lora.families.table import WHOLE
@@ -56,6 +57,8 @@ class Host:
         networks.deltas.clear()
         networks.list_available_networks()
         networks.loaded_networks.clear()
+        sd_hijack.model_hijack.comments.clear()
+        sd_hijack.model_hijack.embedding_db = EmbeddingDatabase()
         shared.opts, sd_unet.current_unet = shared.Options(), None
         for name in ("cached_c", "cached_uc", "cached_hr_c", "cached_hr_uc"):
             setattr(StableDiffusionProcessing, name, [None, None])
@@ -144,6 +147,7 @@ class Host:
         file = networks.on_disk[name] = self.folder / f"{name}.safetensors"
         written = {layer_id: network.tensors for layer_id, network in found.items()}
         write_network(file, written, checkpoint.layers, checkpoint.family.components)
+        networks.list_available_networks()
 
     def _on_all_channels(self, network, shape):
         fits = misfit(network.type, shapes_of(network.tensors), shape) is None

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import networks
 import torch
+from modules.sd_hijack import model_hijack
 from torch import nn
 
 WIDTH = 8
@@ -128,6 +129,9 @@ class WrappedEncoder(nn.Module):
             raise RuntimeError("the text encoder is on another device")
         draws = (torch.Generator().manual_seed(zlib.crc32(text.encode())) for text in prompts)
         words = [torch.randn(3, WIDTH, generator=draw).double() for draw in draws]
+        for text, vectors in zip(prompts, words, strict=True):
+            for name, embedding in model_hijack.embedding_db.word_embeddings.items():
+                vectors += embedding.vec * (name in text)
         return self.wrapped(torch.stack(words, 1))  # (words, prompts, width)
 
 

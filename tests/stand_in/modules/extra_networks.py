@@ -3,6 +3,7 @@
 import re
 
 extra_network_registry = {}
+extra_network_aliases = {}
 _TAG = re.compile(r"<(\w+):([^>]+)>")
 
 
@@ -34,5 +35,10 @@ def parse_prompts(prompts):
 
 def activate(p, extra_network_data):
     """Every kind that is registered hears what is asked of it, with an empty list where nothing is."""
-    for name, network in extra_network_registry.items():
-        network.activate(p, list(extra_network_data.get(name, ())))
+    asked = {network: [] for network in extra_network_registry.values()}
+    for name, params in extra_network_data.items():
+        network = extra_network_registry.get(name, extra_network_aliases.get(name))
+        if network is not None:
+            asked[network].extend(params)
+    for network, params in asked.items():
+        network.activate(p, params)

@@ -66,6 +66,7 @@ class StableDiffusionProcessing:
         self.uc = self._conds(self._negative(), [self.cached_uc], data)
         self.c = self._conds(SdConditioning(self.prompts), [self.cached_c], data)
         self.hr_c = self.hr_uc = None
+        # processing.py:1525: the text encoder may be gone when the hires pass begins
         if not self.enable_hr or self.hr_model is not None:
             return
         if shared.opts.hires_fix_use_firstpass_conds:
@@ -91,7 +92,7 @@ class StableDiffusionProcessing:
         return [self._draw_batch() for _ in range(self.n_iter)]
 
     def _draw_batch(self):
-        shared.sd_model = self._chosen  # a refiner may have left its own
+        shared.sd_model = self._chosen  # a refiner may have left its own (processing.py:941)
         self.prompts = list(self.all_prompts)
         self.prompts, self.extra_network_data = extra_networks.parse_prompts(self.prompts)
         hires = [self.hr_prompt or prompt for prompt in self.all_prompts]
@@ -110,7 +111,7 @@ class StableDiffusionProcessing:
 
     def _hires(self, x):
         if self.hr_model is not None:
-            self.hr_model()
+            self.hr_model()  # processing.py:1360
         self.is_hr_pass = True
         name = self.hr_sampler_name or self.sampler_name
         self.sampler = create_sampler(name, shared.sd_model)

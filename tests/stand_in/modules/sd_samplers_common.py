@@ -11,6 +11,7 @@ def setup_img2img_steps(p, steps=None):
 
 
 def apply_refiner(denoiser):
+    """Load the other model and encode the prompts anew, before the callback of the evaluation (sd_samplers_common.py:196, 199)."""
     p = denoiser.p
     if p.refiner is None or denoiser.step / denoiser.steps < p.refiner_switch_at:
         return

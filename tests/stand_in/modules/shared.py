@@ -39,12 +39,12 @@ class Options:
     lora_add_hashes_to_infotext = True
     use_old_scheduling = False
     hires_fix_use_firstpass_conds = False
-    sd_lora = "None"
+    extra_networks_default_multiplier = 1.0
     lora_not_found_warning_console = False
     uni_pc_skip_type = "time_uniform"
 
     def __init__(self):
-        self.data = {}
+        self.data = {"sd_lora": "None"}
 
 
 opts = Options()
