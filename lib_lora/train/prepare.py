@@ -76,21 +76,23 @@ def prepare(
     vae.cpu()
     watcher.stage("captions")
     texts = [picture.caption for picture in latents.pictures]
-    captions = tokenize(base, [*texts, *config.samples.texts])
+    captions = tokenize(base, texts)
     _tell(latents, captions, watcher)
     components = trained_components(config.network, base.checkpoint.family)
     text = _text(config, base, captions, components, device)
+    # Encoded apart: in one batch with the captions, prompts could move the last bits of these.
+    prompts = tokenize(base, config.samples.texts)
+    prompt_text = _text(config, base, prompts, components, device)
     prepare_denoiser(base.denoiser, config.run, device)
     base.denoiser.to(device)
     base = settled(base)
     _tell_model(config, base, watcher)
     predict = _predictor(base, text)
-    rows, sampled = captions.row_of.to(device).tensor_split([len(texts)])
     zero_terminal = base.zero_terminal or config.loss.zero_terminal_snr
     material = Material(
         denoise=_denoise(predict, latents, device),
         latents=[value.float() for value in latents.values],
-        captions=rows,
+        captions=captions.row_of.to(device),
         buckets=latents.buckets(),
         objective=objective_of(base.checkpoint.family.objective, zero_terminal),
         gamma=config.loss.min_snr_gamma,
@@ -100,7 +102,8 @@ def prepare(
     if config.run.checkpointing:
         stepped = {n: m for n, m in base.modules().items() if n in components or m is base.denoiser}
         compute_blocks_again(stepped)
-    preview = _preview(config, base, predict, sampled, material)
+    sampled = prompts.row_of.to(device)
+    preview = _preview(config, base, _predictor(base, prompt_text), sampled, material)
     return Prepared(material, base.checkpoint, modules, latents.pictures, preview)
 
 
