@@ -89,6 +89,7 @@ class StableDiffusionProcessing:
 
     def draw(self):
         self._chosen = shared.sd_model
+        model_hijack.comments.clear()  # processing.py:896
         return [self._draw_batch() for _ in range(self.n_iter)]
 
     def _draw_batch(self):
