@@ -152,7 +152,7 @@ def _described(info: Any) -> CheckpointInfo:
 def _holds(module: nn.Module, weight: Tensor) -> bool:
     """Tell whether a module has this weight of a file, as the WebUI rounds it."""
     backup = getattr(module, "network_weights_backup", None)
-    own = module.weight if backup is None else backup
+    own: Any = module.weight if backup is None else backup
     if own.dtype in _EIGHT_BITS:
         weight = weight.half()
     return torch.equal(own.detach().cpu().float(), weight.to(own.dtype).float())
