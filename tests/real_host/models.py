@@ -25,6 +25,7 @@ from tests.networks.variants import in_form
 
 BASE = Path(__file__).parents[2] / "lib_lora" / "demo" / "base.safetensors"
 CONV_IN = "model.diffusion_model.input_blocks.0.0.weight"
+WORD = "loomword"
 OPTIONS = CreateOptions(rank=4, alpha=2.0)
 COMPUTED = (
     "unet.conv_in",
@@ -87,6 +88,7 @@ def make_models(folder):
     write_inpainting(checkpoints)
     for name, network in NETWORKS.items():
         write_made(networks / f"{name}.safetensors", network)
+    write_bundled(networks)
 
 
 def write_inpainting(folder):
@@ -101,6 +103,14 @@ def write_inpainting(folder):
     text = text.replace("use_ema: false", "finetune_keys: null")
     text = text.replace("in_channels: 4", "in_channels: 9")
     (folder / "inpainting.yaml").write_text(text, encoding="utf-8")
+
+
+def write_bundled(folder):
+    """Write the first network once more, with a word of two vectors in its file."""
+    tensors = load_file(folder / "one.safetensors")
+    word = 0.5 * torch.randn(2, 64, generator=torch.Generator().manual_seed(9))
+    tensors[f"bundle_emb.{WORD}.string_to_param.*"] = word
+    write_tensors(folder / "bundled.safetensors", tensors, {})
 
 
 def perturbed(tensors, seed):

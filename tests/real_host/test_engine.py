@@ -1,11 +1,12 @@
-"""What networks act on and beside, in the real WebUI: models with a mask, and the WebUI's own ways of adding networks."""
+"""What networks act on and beside, in the real WebUI: models with a mask, words inside of files, the WebUI's own way of adding networks."""
 
 import contextlib
 
 import numpy as np
 import pytest
 
-from tests.real_host.pictures import close
+from tests.real_host.models import WORD
+from tests.real_host.pictures import PROMPT, close
 from tests.real_host.test_evaluations import assert_exact
 from tests.real_host.test_left_behind import choose
 
@@ -49,6 +50,14 @@ def test_functional_networks(host, figures, option):
     assert close(figures("both", both.differs(host.watch("<lora:two:0.7><lora:one:1>"))))
 
 
+@pytest.mark.parametrize("name", ["dora", "oft", "ia3", "glora"])
+def test_a_static_tag_beside_a_network_that_is_made_from_the_weights(host, figures, name):
+    """Both are made from the weights as they are in the file, whatever the other adds."""
+    plan = {"strengths": [{"two": 1, name: share} for share in SHARES]}
+    drawn = host.watch(f"<lora:two:1><lora:{name}:te=1:unet=0@0,1@1>", plan=plan, steps=3)
+    assert_exact(drawn, figures)
+
+
 def test_weights_that_are_kept_untouched(host, figures, option):
     """Every tag acts beside the weights, of which the WebUI makes no copy."""
     choose(host, "other")
@@ -61,6 +70,15 @@ def test_weights_that_are_kept_untouched(host, figures, option):
     option("loom_keep_weights", False, False)
     host.watch("<lora:one:0.8>")
     assert figures("copies in stock", host.ask("copies")) > 100
+
+
+def test_a_word_inside_of_a_file(host, figures):
+    words = f"{PROMPT} {WORD}"
+    constant = host.watch(prompt=f"{words} <lora:bundled:te=1:unet=1@0,1@1>")
+    static = host.watch(prompt=f"{words} <lora:bundled:1>")
+    assert close(figures("constant to static", constant.differs(static)))
+    without = host.watch(prompt=f"{words} <lora:one:te=1:unet=1@0,1@1>")
+    assert figures("without the word", without.differs(static)[0]) > 0.1
 
 
 def test_a_network_that_an_option_adds(host, figures, option):
