@@ -36,7 +36,11 @@ def parse(arguments):
 
 def test_there_are_no_other_commands_than_ours():
     others = [line for line in commands() if not line.startswith("python3 loom.py ")]
-    assert others == ["bash .ci/run"]
+    assert others == [
+        "python3 tools/lanes.py v1.10.1",
+        "python3 tools/lanes.py forge",
+        "bash .ci/run",
+    ]
     assert {arguments[0] for arguments in loom_commands()} == set(COMMANDS)
 
 
@@ -52,7 +56,7 @@ def test_inputs_of_the_commands_are_in_the_repository_or_made_by_the_demo():
     made = set(re.findall(r"`([\w.]+)`", README.split("| file |")[1].split("\n\n")[0]))
     for arguments in loom_commands():
         options = vars(parse(arguments))
-        if "base" in options:
+        if options.get("base"):
             assert Path(options["base"]).as_posix().endswith("lib_lora/demo/base.safetensors")
         named = [*(options.get("lora") or ()), str(options.get("file", ""))]
         for text in filter(None, named):
@@ -82,9 +86,11 @@ def test_every_tag_is_read_without_error():
         assert (len(parsed.uses), parsed.errors) == (1, ()), tag
 
 
-def test_the_ci_runs_the_readmes_test_command_last():
+def test_the_ci_runs_every_lane_and_the_readmes_test_command_last():
     lines = (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
-    assert lines[-1] == "exec python3 loom.py test"
+    assert lines[-1] == "exec python3 tools/lanes.py"
+    lanes = (ROOT / "tools" / "lanes.py").read_text(encoding="utf-8")
+    assert 'stream([sys.executable, str(ROOT / "loom.py"), "test"]' in lanes
     assert ["test"] in loom_commands()
 
 
