@@ -6,11 +6,18 @@ import runpy
 import torch
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
-from modules import initialize, script_callbacks, sd_hijack, sd_unet, shared
+from modules import initialize, script_callbacks, sd_hijack, sd_models, sd_unet, shared
 from modules.api.api import Api
 from modules.call_queue import queue_lock
 from watch import Watch
 from webui_host import kept
+
+
+def lending():
+    """Return our lending of the GPU; the extension is not there in every process of the tests."""
+    from lib_lora.hosts.a1111_gpu import HAND_OVER
+
+    return HAND_OVER
 
 
 def serve():
@@ -72,6 +79,46 @@ class Requests:
         name = "network_weights_backup"
         held = [getattr(module, name, None) for module in shared.sd_model.modules()]
         return sum(one is not None for one in held)
+
+    def lend(self, refuse=False):
+        """Take the models off the device; returns how many tensors of them are there yet, and whether asking for one loads it."""
+        models = list(sd_models.model_data.loaded_sd_models)
+        lending().release(refuse)
+        there = [tensor for model in models for tensor in model.parameters()]
+        return {
+            "on the device": sum(tensor.device.type != "meta" for tensor in there),
+            "asked for": shared.sd_model is not None,
+        }
+
+    def take_back(self):
+        """Give the device back."""
+        lending().restore()
+
+    def choose(self, checkpoint):
+        """Choose a checkpoint as the settings hold it, which loads nothing yet."""
+        info = sd_models.get_closet_checkpoint_match(checkpoint)
+        shared.opts.data["sd_model_checkpoint"] = info.title
+
+    def differing_layers(self, shifted=False):
+        """Tell which layers are found to differ from the file; shifted: while every weight of the UNet is another."""
+        from lib_lora.hosts.a1111_host import A1111Host
+
+        weights = [
+            tensor
+            for module in shared.sd_model.model.diffusion_model.modules()
+            for tensor in (
+                getattr(module, "weight", None),
+                getattr(module, "network_weights_backup", None),
+            )
+            if tensor is not None and shifted
+        ]
+        kept = [tensor.detach().clone() for tensor in weights]
+        for tensor in weights:
+            tensor.data += 0.01
+        found = list(A1111Host().differing_layers())
+        for tensor, before in zip(weights, kept, strict=True):
+            tensor.data.copy_(before)
+        return found
 
     def contract(self, file):
         """Run the tests of a file on this WebUI; returns what each raised by its name."""
