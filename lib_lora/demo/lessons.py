@@ -48,7 +48,7 @@ def train_config(lesson: Lesson, base: Path, out: Path, seed: int) -> dict[str, 
         "optimizer": {"unet_rate": 1e-3},
         "schedule": {"steps": lesson.steps, "batch": 8, "warmup": min(20, lesson.steps - 1)},
         "loss": {"validation_draws": 64},
-        "saving": {"out": str(out)},
+        "saving": {"out": str(out), "dialect": "kohya"},
         "run": {"seed": seed, "device": "cpu", "threads": THREADS},
     }
     return TrainConfig.from_dict(raw).to_dict()

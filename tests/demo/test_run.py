@@ -62,7 +62,8 @@ def own(tmp_path_factory, base):
 def test_everything_that_is_promised_is_written_and_nothing_half(first):
     names = {file.name for file in first.out.iterdir()}
     networks = {"donut.safetensors", "striped.safetensors", "merged.safetensors"}
-    assert names == PICTURES | networks | {"report.json", "webui", "runs"}
+    words = {"donut.json", "striped.json"}
+    assert names == PICTURES | networks | words | {"report.json", "webui", "runs"}
     webui = {file.name for file in (first.out / "webui").iterdir()}
     assert webui == {"tiny-0.safetensors", "tiny-0.yaml"}
     assert not [file for file in first.out.rglob("*") if "part" in file.name]
