@@ -26,8 +26,8 @@ import sys
 from pathlib import Path
 from lib_lora.jobs.queue import Queue
 queue = Queue(Path(sys.argv[1]), "the other")
-for line in sys.stdin:
-    print(eval(line, {"queue": queue}), flush=True)
+for kind in sys.stdin:
+    print(queue.add(kind.strip(), {}), flush=True)
 """
 
 
@@ -37,7 +37,7 @@ def queue(tmp_path):
 
 
 class Other:
-    """A queue in a process of its own, asked line by line."""
+    """A queue in a process of its own, which adds a run for every line."""
 
     def __init__(self, root):
         self.process = subprocess.Popen(
@@ -48,8 +48,8 @@ class Other:
             text=True,
         )
 
-    def ask(self, line):
-        self.process.stdin.write(line + "\n")
+    def add(self, kind):
+        self.process.stdin.write(kind + "\n")
         self.process.stdin.flush()
         return self.process.stdout.readline().strip()
 
@@ -120,7 +120,7 @@ def test_what_is_queued_again_comes_after_what_waits(queue):
 
 
 def test_the_queue_is_on_disk_and_a_new_process_goes_on(queue, other):
-    other.ask(f"queue.add('{KIND}', {{}})")
+    other.add(KIND)
     (run,) = queue.runs()
     assert status(run) == "queued"
     other.kill()
@@ -130,7 +130,7 @@ def test_the_queue_is_on_disk_and_a_new_process_goes_on(queue, other):
 
 def test_another_living_process_keeps_the_folder_and_is_named(queue, other):
     assert (queue.owner(), queue.read_only) == (None, False)
-    other.ask(f"queue.add('{KIND}', {{}})")
+    other.add(KIND)
     (run,) = queue.runs()
     owner = queue.owner()
     assert (owner.name, owner.pid, owner.is_me) == ("the other", other.process.pid, False)
