@@ -26,8 +26,9 @@ import sys
 from pathlib import Path
 from lib_lora.jobs.queue import Queue
 queue = Queue(Path(sys.argv[1]), "the other")
-for kind in sys.stdin:
-    print(queue.add(kind.strip(), {}), flush=True)
+for line in sys.stdin:
+    asked = line.strip()
+    print(queue.pump() if asked == "pump" else queue.add(asked, {}), flush=True)
 """
 
 
@@ -37,7 +38,7 @@ def queue(tmp_path):
 
 
 class Other:
-    """A queue in a process of its own, which adds a run for every line."""
+    """A queue in a process of its own, which adds a run of the kind in each line, or pumps."""
 
     def __init__(self, root):
         self.process = subprocess.Popen(
@@ -149,7 +150,7 @@ def test_another_living_process_keeps_the_folder_and_is_named(queue, other):
 def test_two_processes_that_pump_at_once_start_one_worker(queue, other):
     run = queue.add(KIND, {})
     for _ in range(3):
-        other.process.stdin.write("queue.pump()\n")
+        other.process.stdin.write("pump\n")
     other.process.stdin.flush()
     queue.pump()
     assert [other.process.stdout.readline().strip() for _ in range(3)] == ["None"] * 3
