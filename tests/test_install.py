@@ -21,8 +21,8 @@ FILES = (
     "lib_lora/jobs/offline.py",
     "lib_lora/jobs/pip.py",
 )
-# Seconds of processor time beyond those of `python -c pass`.
-LIMIT = 0.05
+# Of the processor time of `python -c pass`, some 15 ms alone on a machine of 2020: less than 50 ms beyond it. Measured: 2.3.
+TIMES_NOTHING = 3
 
 
 class Extension:
@@ -106,7 +106,6 @@ def processor_seconds(*arguments):
 
 
 def test_nothing_to_do_costs_next_to_nothing(extension, monkeypatch):
-    """The limit is for a machine on its own, where `pass` takes 15 ms; beside other programs both take longer."""
     extension.install()
     for name, value in extension.env.items():
         monkeypatch.setenv(name, value)
@@ -115,4 +114,4 @@ def test_nothing_to_do_costs_next_to_nothing(extension, monkeypatch):
         for _ in range(10)
     ]
     nothing, all_of_it = (min(times) for times in zip(*pairs, strict=True))
-    assert all_of_it - nothing < max(LIMIT, 3 * nothing), f"{nothing:.3f} s and {all_of_it:.3f} s"
+    assert all_of_it - nothing < TIMES_NOTHING * nothing, f"{nothing:.3f} s and {all_of_it:.3f} s"

@@ -177,13 +177,19 @@ def test_a_good_file_is_read_as_the_safetensors_library_reads_it(tmp_path):
     assert header.file_bytes == file.stat().st_size
 
 
-def test_a_header_of_2500_tensors_takes_milliseconds(tmp_path):
+def test_a_header_of_2500_tensors_takes_few_times_what_json_takes(tmp_path):
+    """Some 40 ms on a machine of 2020, 3.7 times what json.loads takes for the same text without a check."""
     file = tmp_path / "many.safetensors"
     name = "lora_unet_down_blocks_1_attentions_0_transformer_blocks_{}_attn1_to_q.lora_up.weight"
     save_file({name.format(n): torch.zeros(4, 1) for n in range(2500)}, file)
-    times = []
-    for _ in range(5):
+    content = file.read_bytes()
+    text = content[8 : 8 + int.from_bytes(content[:8], "little")]
+
+    def taken(work):
         start = time.process_time()
-        read_header(file)
-        times.append(time.process_time() - start)
-    assert min(times) < 0.1
+        work()
+        return time.process_time() - start
+
+    turns = [(taken(lambda: read_header(file)), taken(lambda: json.loads(text))) for _ in range(10)]
+    ours, theirs = (min(times) for times in zip(*turns, strict=True))
+    assert ours < 6 * theirs, (ours, theirs)
