@@ -165,9 +165,8 @@ def test_the_sum_is_written_into_the_output_where_no_gradient_is_asked_for(layer
     assert torch.equal(asked.detach(), before)
 
 
+@pytest.mark.parametrize("layer", [name for name in LAYERS if name != "linear"], indirect=True)
 def test_channels_may_lie_last(layer):
-    if not isinstance(layer, nn.Conv2d):
-        pytest.skip("a linear layer's always do")
     uses, x = [network(layer, 4, 1), network(layer, 8, 2)], an_input(layer)
     expected = baked(layer, uses, (0.7, -0.5))(x)
     layer.to(memory_format=torch.channels_last)

@@ -1,6 +1,8 @@
 """Files get their name whole or not at all."""
 
 import os
+import tempfile
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -8,6 +10,8 @@ import pytest
 from lib_lora.errors import NoSpaceError
 from lib_lora.formats import place
 from lib_lora.formats.place import check_space, new_file, put_in_place, remove_partial
+
+NOBODY = 65534
 
 
 def test_a_file_has_its_name_when_it_is_whole(tmp_path):
@@ -53,15 +57,31 @@ def test_a_file_that_someone_reads_is_replaced_when_they_are_done(tmp_path, monk
     assert (tmp_path / "old").read_bytes() == b"new"
 
 
-@pytest.mark.skipif(os.name == "nt" or os.getuid() == 0, reason="needs a folder that refuses")
-def test_a_refusal_that_lasts_is_told(tmp_path):
-    (tmp_path / "new").write_bytes(b"new")
-    tmp_path.chmod(0o500)
+@contextmanager
+def as_somebody():
+    """Be a user whom a folder can refuse something, which none can to root."""
+    before = os.geteuid()
+    if before == 0:
+        os.seteuid(NOBODY)
     try:
-        with pytest.raises(PermissionError):
-            put_in_place(tmp_path / "new", tmp_path / "old")
+        yield
     finally:
-        tmp_path.chmod(0o700)
+        os.seteuid(before)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="folders refuse nothing there")
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_refusal_that_lasts_is_told(monkeypatch, waits):
+    monkeypatch.setattr(place, "REFUSED_WHILE_READ", waits)
+    monkeypatch.setattr(place, "RETRY_SECONDS", 0.0)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "new").write_bytes(b"new")
+        folder.chmod(0o555)
+        with as_somebody(), pytest.raises(PermissionError):
+            put_in_place(folder / "new", folder / "old")
+        folder.chmod(0o755)
+        put_in_place(folder / "new", folder / "old")  # it was the folder that refused
 
 
 def test_what_a_killed_writer_left_is_removed_and_nothing_else(tmp_path):
