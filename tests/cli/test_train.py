@@ -1,5 +1,7 @@
 """The train command: exit codes, Ctrl-C in a real terminal's manner, and resuming."""
 
+import contextlib
+import io
 import json
 import os
 import signal
@@ -8,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from lib_lora.cli.main import main
@@ -30,12 +33,29 @@ def material(tmp_path_factory):
     return str(tiny_checkpoint(folder)), str(make_pictures(folder / "pictures"))
 
 
+def small_training(material):
+    """Return the arguments of a small training whose files all go to the working directory."""
+    base, data = material
+    return ["train", "--base", base, "--data", data, "--out", "lora.safetensors", *SMALL]
+
+
 @pytest.fixture
 def arguments(material, tmp_path, monkeypatch):
     """The arguments of a small training whose files all go to a folder of its own."""
     monkeypatch.chdir(tmp_path)
-    base, data = material
-    return ["train", "--base", base, "--data", data, "--out", "lora.safetensors", *SMALL]
+    return small_training(material)
+
+
+@pytest.fixture(scope="module")
+def failed(material, tmp_path_factory):
+    """A training from a preset that fails, for want of pictures: its exit code, its folder and what it said."""
+    folder, said = tmp_path_factory.mktemp("failed"), io.StringIO()
+    (folder / "empty").mkdir()
+    more = ["--preset", "quick", "--data", "empty", "--set", "optimizer.unet_rate=2e-4"]
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(said):
+        patch.chdir(folder)
+        code = main([*small_training(material), *more])
+    return code, folder, said.getvalue()
 
 
 def test_a_training_prints_the_file_and_options_win_over_the_configuration(
@@ -74,11 +94,9 @@ def test_wrong_usage_is_2_and_starts_nothing(arguments, tmp_path, capsys, more, 
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_preset_lies_beneath_what_is_set(arguments, tmp_path):
-    (tmp_path / "empty").mkdir()  # so that it is over at once
-    more = ["--preset", "quick", "--data", "empty", "--set", "optimizer.unet_rate=2e-4"]
-    assert main([*arguments, *more]) == 1
-    (run,) = run_folders(tmp_path / "runs")
+def test_a_preset_lies_beneath_what_is_set(failed):
+    _, folder, _ = failed
+    (run,) = run_folders(folder / "runs")
     asked = json.loads((run / "config.json").read_text())["config"]
     assert (asked["network"]["rank"], asked["network"]["alpha"]) == (2, 8.0)
     assert (asked["schedule"]["decay"], asked["schedule"]["steps"]) == ("constant", 300)
@@ -92,22 +110,19 @@ def test_all_that_is_missing_is_told(tmp_path, monkeypatch, capsys):
     assert all(name in err for name in ("model.base", "data.folder", "saving.out"))
 
 
-def test_a_failed_training_is_1_with_one_sentence_and_a_traceback_in_the_log(
-    arguments, tmp_path, capsys
-):
-    (tmp_path / "empty").mkdir()
-    assert main([*arguments, "--data", "empty"]) == 1
-    last = capsys.readouterr().err.splitlines()[-1]
-    assert last == f"{tmp_path / 'empty'} holds no picture."
-    (run,) = run_folders(tmp_path / "runs")
+def test_a_failed_training_is_1_with_one_sentence_and_a_traceback_in_the_log(failed):
+    code, folder, said = failed
+    assert code == 1
+    assert said.splitlines()[-1] == f"{folder / 'empty'} holds no picture."
+    (run,) = run_folders(folder / "runs")
     assert Run(run).state().status == "failed"
     assert "Traceback" in (run / "log.txt").read_text()
-    assert not (tmp_path / "lora.safetensors").exists()
+    assert not (folder / "lora.safetensors").exists()
 
 
 @pytest.mark.skipif(os.name == "nt", reason="sends the signal of Ctrl-C in the manner of POSIX")
 def test_ctrl_c_stops_with_130_saves_and_can_be_resumed(arguments, tmp_path):
-    command = [sys.executable, "-m", "lib_lora.cli.main", *arguments, "--set", "schedule.steps=300"]
+    command = [sys.executable, "-m", "lib_lora.cli.main", *arguments, "--set", "schedule.steps=30"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
 
     def hear_signals():
@@ -117,19 +132,32 @@ def test_ctrl_c_stops_with_130_saves_and_can_be_resumed(arguments, tmp_path):
     with subprocess.Popen(
         command, stderr=subprocess.PIPE, text=True, env=environment, preexec_fn=hear_signals
     ) as process:
-        end = time.monotonic() + PATIENCE
-        while not any('"step": 3, ' in f.read_text() for f in tmp_path.glob("runs/*/events.jsonl")):
-            assert process.poll() is None, process.stderr.read()
-            assert time.monotonic() < end
-            time.sleep(0.05)
+
+        def wait_until(reached):
+            end = time.monotonic() + PATIENCE
+            while not reached():
+                assert process.poll() is None, process.stderr.read()
+                assert time.monotonic() < end
+                time.sleep(0.05)
+
+        wait_until(
+            lambda: any(
+                '"step": 1, ' in f.read_text() for f in tmp_path.glob("runs/*/events.jsonl")
+            )
+        )
+        # The worker stands still until it was asked to stop: however slow the machine, steps are left.
+        (run,) = run_folders(tmp_path / "runs")
+        worker = psutil.Process(Run(run).state().pid)
+        worker.suspend()
         process.send_signal(signal.SIGINT)
+        wait_until(lambda: any((run / "commands").iterdir()))
+        worker.resume()
         err = process.communicate(timeout=PATIENCE)[1]
     assert process.returncode == 130
     assert "Stopped after step" in err
-    (run,) = run_folders(tmp_path / "runs")
     assert f"--resume {run}" in err
     assert not (tmp_path / "lora.safetensors").exists()
     assert len(list((run / "saves").glob("*.safetensors"))) == 1
     assert list(tmp_path.rglob("*.partial")) == []
     assert main(["train", "--resume", "latest"]) == 0
-    assert read_header(tmp_path / "lora.safetensors").metadata["ss_steps"] == "300"
+    assert read_header(tmp_path / "lora.safetensors").metadata["ss_steps"] == "30"
