@@ -13,7 +13,7 @@ from lib_lora.schedule.clock import Clock
 from lib_lora.schedule.grammar import parse_prompt
 from lib_lora.train.attach import attach, selected_layers
 from lib_lora.train.base_model import live_modules
-from lib_lora.train.config import TRAINABLE_TYPES, NetworkConfig
+from lib_lora.train.config_learning import TRAINABLE_TYPES, NetworkConfig
 from tests.tiny import tiny_checkpoint, tiny_components
 
 CONFIG = NetworkConfig(rank=4, alpha=2.0, conv_rank=3, text_encoder=True)

@@ -14,7 +14,7 @@ from lib_lora.families.table import Family, Layer
 from lib_lora.networks.compose import NETWORK_TYPES
 from lib_lora.networks.contract import CreateOptions, LayerShape, NetworkType
 from lib_lora.networks.dora import with_dora
-from lib_lora.train.config import NetworkConfig
+from lib_lora.train.config_learning import NetworkConfig
 from lib_lora.train.objective import stream
 
 RESNET_ENDINGS = (

@@ -15,7 +15,8 @@ import torch
 
 from lib_lora.families.costs import DECODER_PEAK, ENCODER_PEAK, MEDVRAM_SDXL
 from lib_lora.host import HostFlags
-from lib_lora.train.config import RunConfig, TrainConfig
+from lib_lora.train.config import TrainConfig
+from lib_lora.train.config_run import RunConfig
 from lib_lora.train.memory_parts import (
     VALUE_BYTES,
     ModelFacts,

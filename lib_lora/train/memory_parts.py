@@ -14,7 +14,8 @@ from lib_lora.families.sizes import PUBLISHED
 from lib_lora.families.table import Family, Layer
 from lib_lora.formats.checkpoint import Checkpoint
 from lib_lora.train.attach import count_trained, selected_layers
-from lib_lora.train.config import NetworkConfig, TrainConfig
+from lib_lora.train.config import TrainConfig
+from lib_lora.train.config_learning import NetworkConfig
 
 VALUE_BYTES: Mapping[str, int] = {"fp32": 4, "fp16": 2, "bf16": 2}
 

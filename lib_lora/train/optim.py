@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from lib_lora.errors import UsageError
-from lib_lora.train.config import OptimizerConfig, ScheduleConfig
+from lib_lora.train.config_learning import OptimizerConfig, ScheduleConfig
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 SCALER = "scaler"

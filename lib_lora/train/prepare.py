@@ -15,7 +15,8 @@ from lib_lora.train.attach import trained_components
 from lib_lora.train.base_model import BaseModel, load_base_model
 from lib_lora.train.buckets import Buckets, Fit, Size
 from lib_lora.train.cache import Latents, encode_pictures
-from lib_lora.train.config import DataConfig, TrainConfig
+from lib_lora.train.config import TrainConfig
+from lib_lora.train.config_inputs import DataConfig
 from lib_lora.train.dataset import Picture, find_pictures
 from lib_lora.train.denoise import CALLS, context_width, settled, size_numbers
 from lib_lora.train.loop import Ending, Material, Watcher

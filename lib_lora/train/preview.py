@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from lib_lora.families.table import Latent
 from lib_lora.formats.original import TIMESTEPS
 from lib_lora.formats.place import new_file
-from lib_lora.train.config import SamplesConfig
+from lib_lora.train.config_outputs import SamplesConfig
 from lib_lora.train.loop import Watcher
 from lib_lora.train.objective import Objective, mixed
 

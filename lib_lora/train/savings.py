@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from lib_lora.errors import UsageError
 from lib_lora.families.costs import COSTS
-from lib_lora.train.config import RunConfig
+from lib_lora.train.config_run import RunConfig
 from lib_lora.train.memory import TILE
 from lib_lora.train.memory_parts import stored_small
 from lib_lora.train.precision import COMPUTE_DTYPES, store_small

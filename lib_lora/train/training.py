@@ -18,7 +18,8 @@ from lib_lora.formats.metadata import TrainedFacts, base_facts, trained_metadata
 from lib_lora.formats.network_file import check_writable
 from lib_lora.train.attach import Attached, attach, selected_layers
 from lib_lora.train.base_model import live_modules
-from lib_lora.train.config import NetworkConfig, TrainConfig
+from lib_lora.train.config import TrainConfig
+from lib_lora.train.config_learning import NetworkConfig
 from lib_lora.train.dataset import Picture
 from lib_lora.train.disk import Disk
 from lib_lora.train.loop import Ending, Loop, Watcher

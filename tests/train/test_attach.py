@@ -9,7 +9,7 @@ from lib_lora.errors import UnmatchedError
 from lib_lora.families.sd1 import SD1
 from lib_lora.train.attach import attach, selected_layers
 from lib_lora.train.base_model import live_modules
-from lib_lora.train.config import NetworkConfig
+from lib_lora.train.config_learning import NetworkConfig
 from tests.golden_data import golden, shapes_of
 
 FACTS = golden("sd15")

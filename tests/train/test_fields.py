@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from lib_lora.train.config import OptimizerConfig, SavingConfig, ScheduleConfig
+from lib_lora.train.config_learning import OptimizerConfig, ScheduleConfig
+from lib_lora.train.config_outputs import SavingConfig
 from lib_lora.train.fields import read_section
 
 

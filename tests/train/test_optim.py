@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lib_lora.errors import UsageError
-from lib_lora.train.config import OptimizerConfig, ScheduleConfig
+from lib_lora.train.config_learning import OptimizerConfig, ScheduleConfig
 from lib_lora.train.optim import Optimizer, flatten, rate_share
 from lib_lora.train.precision import make_scaler
 from tests.train.scaling import SCALES_ON_CPU

@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 
 from lib_lora.families.table import Latent
-from lib_lora.train.config import SamplesConfig
+from lib_lora.train.config_outputs import SamplesConfig
 from lib_lora.train.objective import OBJECTIVES, mixed
 from lib_lora.train.preview import Preview, sampling_times, solve
 

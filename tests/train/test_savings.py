@@ -8,7 +8,7 @@ import torch
 from lib_lora.errors import UsageError
 from lib_lora.train.attach import attach, selected_layers
 from lib_lora.train.base_model import live_modules
-from lib_lora.train.config import RunConfig
+from lib_lora.train.config_run import RunConfig
 from lib_lora.train.memory_parts import activations
 from lib_lora.train.precision import SmallConv2d, SmallLinear
 from lib_lora.train.savings import compute_blocks_again, prepare_denoiser, prepare_vae
