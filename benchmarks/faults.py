@@ -92,10 +92,11 @@ def killed_at_random(training: Training, folder: Path, whole: Left, seed: int, k
         run, host = _begin(training, folder / f"random-{runs}")
         for _ in range(2):
             time.sleep(moments.uniform(0.0, length))
-            if moments.random() < 0.5:
+            state, of_host = run.state(), moments.random() < 0.5
+            if of_host and not state.over:
                 end_host(host)
                 host, hosts = start_host(run.folder.parent), hosts + 1
-            elif (state := run.state()).at_work and state.pid is not None:
+            elif state.at_work and state.pid is not None:
                 os.kill(state.pid, signal.SIGKILL)
                 workers += 1
         _await_end(run)
