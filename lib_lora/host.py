@@ -26,7 +26,10 @@ class HostInfo:
 
 @dataclass(frozen=True, slots=True)
 class HostFlags:
-    """The host's memory and precision switches, in the words of its command line."""
+    """The host's memory and precision switches, in the words of its command line.
+
+    half: none of `--no-half`, `--precision full` and `--upcast-sampling`; half_vae: no `--no-half-vae`.
+    """
 
     memory: str = "normal"
     half: bool = True

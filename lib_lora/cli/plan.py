@@ -13,8 +13,10 @@ from typing import Any
 
 from lib_lora.families.sizes import NATIVE_SIZE, PUBLISHED
 from lib_lora.formats.checkpoint import open_checkpoint
+from lib_lora.host import HostFlags
 from lib_lora.train.config import TrainConfig
-from lib_lora.train.memory import GB, Machine, choose, machine_here
+from lib_lora.train.memory import GB, Machine, machine_here
+from lib_lora.train.memory_choices import choose
 from lib_lora.train.memory_parts import ModelFacts, facts_of, published_facts
 
 EXAMPLE = "example: python3 loom.py plan --family sdxl --size 1024 --vram 12 --medvram"
@@ -73,7 +75,7 @@ def report_plan(facts: ModelFacts, size: int, machine: Machine) -> Report:
         "family": facts.family.id,
         "label": facts.family.label,
         "size": size,
-        "device": machine.device,
+        "device": machine.flags.device,
         "free_bytes": planned.free_bytes,
         "peak_bytes": planned.peak.bytes,
         "fits": planned.fits,
@@ -92,10 +94,11 @@ def _gigabytes(text: str) -> float:
 
 def _machine(vram: float | None, memory: str) -> Machine:
     if vram is None:
-        return replace(machine_here(), memory=memory)
+        here = machine_here()
+        return replace(here, flags=replace(here.flags, memory=memory))
     size = round(vram * GB)
     eight_bit = importlib.util.find_spec("bitsandbytes") is not None
-    return Machine(total_bytes=size, free_bytes=size, memory=memory, eight_bit=eight_bit)
+    return Machine(size, size, HostFlags(memory=memory, device="cuda"), eight_bit=eight_bit)
 
 
 def _lines(report: Report) -> Iterator[str]:

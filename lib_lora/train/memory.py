@@ -1,4 +1,4 @@
-"""How much memory a training will take, phase by phase, before anything of it is loaded, and which savings make it fit.
+"""How much memory a training will take, phase by phase, before anything of it is loaded.
 
 What a program takes besides its tensors (libraries, a device's context, fragmentation) is an estimate. A GB is 2^30 bytes here, as
 graphics cards are sold.
@@ -7,13 +7,13 @@ graphics cards are sold.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import psutil
 import torch
 
-from lib_lora.families.costs import DECODER_PEAK, ENCODER_PEAK, MEDVRAM_SDXL
+from lib_lora.families.costs import DECODER_PEAK, ENCODER_PEAK
 from lib_lora.host import HostFlags
 from lib_lora.train.config import TrainConfig
 from lib_lora.train.config_run import RunConfig
@@ -29,6 +29,7 @@ from lib_lora.train.memory_parts import (
 GB = 2**30
 LABEL = "estimate, not yet calibrated on a GPU"
 TILE = 512
+PIXELS_AT_ONCE = 512 * 512
 SLACK_SHARE = 0.1
 PROGRAM_BYTES: Mapping[str, float] = {"cuda": 0.8 * GB, "cpu": 0.6 * GB}
 """What Python, its libraries and the device's context take, by device."""
@@ -41,19 +42,15 @@ WIDEST = {"encoder": ("conv_in", ENCODER_PEAK), "decoder": ("conv_out", DECODER_
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The device a training is planned for, in bytes, and the host's switches in the words of its command line.
+    """The device a training is planned for, in bytes, and the host's switches.
 
-    half: none of `--no-half`, `--precision full` and `--upcast-sampling`; half_vae: no `--no-half-vae`; bf16, eight_bit, xformers:
-    whether the device computes in bf16 and whether these libraries are there.
+    flags: their device is the one that is planned for, "cuda" or "cpu"; bf16, eight_bit, xformers: whether it computes in bf16 and
+    whether these libraries are there.
     """
 
     total_bytes: int
     free_bytes: int
-    memory: str = "normal"
-    half: bool = True
-    half_vae: bool = True
-    attention: str = "sdp"
-    device: str = "cuda"
+    flags: HostFlags
     bf16: bool = True
     eight_bit: bool = False
     xformers: bool = False
@@ -113,15 +110,16 @@ def machine_here(flags: HostFlags | None = None, given_back: int = 0) -> Machine
     return Machine(
         total_bytes=total,
         free_bytes=min(total, free + given_back),
-        memory=flags.memory,
-        half=flags.half,
-        half_vae=flags.half_vae,
-        attention=flags.attention,
-        device="cuda" if cuda else "cpu",
+        flags=replace(flags, device="cuda" if cuda else "cpu"),
         bf16=cuda and torch.cuda.is_bf16_supported(),
         eight_bit=cuda and importlib.util.find_spec("bitsandbytes") is not None,
         xformers=cuda and importlib.util.find_spec("xformers") is not None,
     )
+
+
+def pictures_at_once(size: int) -> int:
+    """Return how many pictures of this width and height are given to the autoencoder at once."""
+    return max(1, PIXELS_AT_ONCE // size**2)
 
 
 def plan(config: TrainConfig, facts: ModelFacts, machine: Machine) -> MemoryPlan:
@@ -136,7 +134,7 @@ def plan(config: TrainConfig, facts: ModelFacts, machine: Machine) -> MemoryPlan
     vae = component_bytes(facts, ("vae",), _vae_precision(config.run, facts))
     text = [component_bytes(facts, (name,), config.run.precision) for name in facts.encoders]
     spoken, drawn = max(text, default=0), vae
-    if machine.device == "cpu":
+    if machine.flags.device == "cpu":
         denoiser = component_bytes(facts, (facts.denoiser,), config.run.precision)
         spoken = drawn = vae + sum(text) + denoiser
     encoded = _pixels(config, facts, "encoder", config.data.size)
@@ -150,7 +148,7 @@ def plan(config: TrainConfig, facts: ModelFacts, machine: Machine) -> MemoryPlan
         decoded = _pixels(config, facts, "decoder", config.samples.size or config.data.size)
         weights = network["weights"] + vae
         parts["sampling"] = {**network, "weights": weights, "activations": decoded}
-    phases = tuple(_phase(name, each, machine.device) for name, each in parts.items())
+    phases = tuple(_phase(name, each, machine.flags.device) for name, each in parts.items())
     return MemoryPlan(phases, machine.free_bytes)
 
 
@@ -182,156 +180,16 @@ def _vae_precision(run: RunConfig, facts: ModelFacts) -> str:
 
 
 def _pixels(config: TrainConfig, facts: ModelFacts, side: str, size: int) -> int:
-    """Return what the largest layers of the "encoder" or the "decoder" hold of one picture, or of one tile. size: in pixels."""
+    """Return what the largest layers of the "encoder" or the "decoder" hold of what goes through them at once.
+
+    size: of a picture in pixels.
+    """
     widest, peak = WIDEST[side]
     layer = facts.layers.get(f"vae.{side}.{widest}")
     if layer is None:
         return 0
+    several = side == "encoder" and not config.run.vae_slicing
+    pictures = pictures_at_once(size) if several else 1
     size = min(size, TILE) if config.run.vae_tiling else size
-    numbers = peak * max(layer.shape[:2]) * size**2
+    numbers = peak * max(layer.shape[:2]) * pictures * size**2
     return round(numbers * VALUE_BYTES[_vae_precision(config.run, facts)])
-
-
-@dataclass(frozen=True, slots=True)
-class Saving:
-    """A way to need less memory.
-
-    phases: where it helps; price: what it costs, in words; settings: what it sets; begins: the host's memory switches that ask for
-    it from the start; possible: whether it changes anything here.
-    """
-
-    name: str
-    phases: tuple[str, ...]
-    price: str
-    settings: Callable[[TrainConfig], Mapping[str, str | int | bool]]
-    begins: tuple[str, ...]
-    possible: Callable[[TrainConfig, Machine], bool]
-
-
-SAVINGS = (
-    Saving(
-        "gradient checkpointing",
-        ("training",),
-        "about +30 % time",
-        lambda config: {"run.checkpointing": True},
-        ("medvram", "lowvram"),
-        lambda config, machine: not config.run.checkpointing,
-    ),
-    Saving(
-        "8-bit AdamW",
-        ("training", "saving", "sampling"),
-        "its moments are rounded",
-        lambda config: {"optimizer.type": "adamw8bit"},
-        ("lowvram",),
-        lambda config, machine: machine.eight_bit and config.optimizer.type == "adamw",
-    ),
-    Saving(
-        "a batch of 1, accumulated",
-        ("training",),
-        "the mean over as many pictures, each on its own",
-        lambda config: {
-            "schedule.batch": 1,
-            "schedule.accumulate": config.schedule.accumulate * config.schedule.batch,
-        },
-        ("lowvram",),
-        lambda config, machine: config.schedule.batch > 1,
-    ),
-    Saving(
-        "the base model in 8 bits",
-        ("training", "saving", "sampling"),
-        "its weights are rounded and brought back layer by layer",
-        lambda config: {"run.storage": "fp8"},
-        ("lowvram",),
-        lambda config, machine: config.run.storage != "fp8",
-    ),
-    Saving(
-        "the VAE in tiles",
-        ("pictures", "sampling"),
-        "with seams that are blended",
-        lambda config: {"run.vae_tiling": True},
-        ("lowvram",),
-        lambda config, machine: not config.run.vae_tiling and config.data.size > TILE,
-    ),
-)
-"""In the order of what they cost."""
-
-
-def choose(
-    config: TrainConfig, facts: ModelFacts, machine: Machine
-) -> tuple[TrainConfig, MemoryPlan]:
-    """Set what a machine decides: precision and attention by the host's switches, then savings until every phase finds room.
-
-    `--medvram` begins with those that change no result, `--lowvram` with all that are possible. The plan tells each choice in a
-    sentence, and whether it was enough.
-    """
-    choices: list[Choice] = []
-    for setting, value, sentence in _by_switches(machine):
-        config = _with(config, {setting: value})
-        choices.append(Choice(setting, value, sentence))
-    now = plan(config, facts, machine)
-    for saving in SAVINGS:
-        begins = _memory_switch(machine, facts) in saving.begins
-        before = _most(now, saving.phases)
-        if not saving.possible(config, machine) or not (begins or before > machine.free_bytes):
-            continue
-        settings = saving.settings(config)
-        changed = _with(config, settings)
-        after = plan(changed, facts, machine)
-        gained = before - _most(after, saving.phases)
-        if gained <= 0:
-            continue
-        config, now = changed, after
-        sentence = f"{saving.name}: -{gained / GB:.1f} GB, {saving.price}"
-        choices += [Choice(setting, value, sentence) for setting, value in settings.items()]
-    return config, replace(now, choices=tuple(choices))
-
-
-def _memory_switch(machine: Machine, facts: ModelFacts) -> str:
-    """Return the switch that counts for a family: none does on a CPU, and `--medvram-sdxl` is `--medvram` for SDXL alone."""
-    if machine.device == "cpu":
-        return "normal"
-    if machine.memory == "medvram-sdxl":
-        return "medvram" if facts.family.id in MEDVRAM_SDXL else "normal"
-    return machine.memory
-
-
-def _by_switches(machine: Machine) -> Iterator[tuple[str, str, str]]:
-    """Yield what the host's switches decide, whatever is free: a setting, its value and why."""
-    if machine.device == "cpu":
-        yield (
-            "run.device",
-            "cpu",
-            "on the CPU: there is no other device, or the host does not use it",
-        )
-        yield "run.precision", "fp32", "fp32: a CPU computes in it fastest, and to the same bytes"
-    elif not machine.half:
-        yield (
-            "run.precision",
-            "fp32",
-            "fp32: the host runs with --no-half, --precision full or --upcast-sampling",
-        )
-    elif machine.bf16:
-        yield "run.precision", "bf16", "bf16: half of fp32's memory with the same range"
-    else:
-        yield (
-            "run.precision",
-            "fp16",
-            "fp16 with a scaled loss: the device does not compute in bf16",
-        )
-        yield "run.vae_precision", "fp32", "the VAE in fp32: fp16 is too narrow for some"
-    if machine.device == "cuda" and not machine.half_vae:
-        yield "run.vae_precision", "fp32", "the VAE in fp32: the host runs with --no-half-vae"
-    if machine.attention == "xformers" and machine.xformers:
-        yield "run.attention", "xformers", "xformers: the host runs with --xformers"
-
-
-def _with(config: TrainConfig, settings: Mapping[str, str | int | bool]) -> TrainConfig:
-    """Return a configuration with other values, by "section.key"."""
-    for setting, value in settings.items():
-        section, _, key = setting.partition(".")
-        config = replace(config, **{section: replace(getattr(config, section), **{key: value})})
-    return config
-
-
-def _most(planned: MemoryPlan, names: tuple[str, ...]) -> int:
-    return max(phase.bytes for phase in planned.phases if phase.name in names)

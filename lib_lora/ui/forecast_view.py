@@ -10,7 +10,8 @@ import torch
 from lib_lora.formats.checkpoint import open_checkpoint
 from lib_lora.host import Host, HostFlags
 from lib_lora.train.config import TrainConfig
-from lib_lora.train.memory import GB, Machine, MemoryPlan, choose, machine_here, plan
+from lib_lora.train.memory import GB, Machine, MemoryPlan, machine_here, plan
+from lib_lora.train.memory_choices import choose
 from lib_lora.train.memory_parts import ModelFacts, facts_of
 
 PHASES = {"pictures": "Pictures", "captions": "Captions", "training": "Training"}
@@ -76,5 +77,5 @@ def _verdict(planned: MemoryPlan) -> str:
 
 
 def _note(planned: MemoryPlan, machine: Machine) -> str:
-    place = PLACES.get(machine.device, "memory")
+    place = PLACES.get(machine.flags.device, "memory")
     return f"Peak of each phase; the line is what is free of {place} once a run begins. {planned.label[:1].upper()}{planned.label[1:]}."

@@ -1,4 +1,4 @@
-"""Plans: what each phase holds, what flags and free memory choose, and the sentences that say so."""
+"""Plans: what each phase holds."""
 
 from dataclasses import replace
 
@@ -7,12 +7,12 @@ import torch
 
 from lib_lora.errors import UsageError
 from lib_lora.host import HostFlags
-from lib_lora.train.memory import GB, LABEL, Machine, choose, machine_here, plan
+from lib_lora.train.memory import GB, LABEL, Machine, machine_here, plan
 from lib_lora.train.memory_parts import denoiser_bytes, facts_of, published_facts
 from tests.train.asked import asked_config
 
 PHASES = ["pictures", "captions", "training", "saving", "sampling"]
-ROOMY = Machine(80 * GB, 80 * GB)
+ROOMY = Machine(80 * GB, 80 * GB, HostFlags(device="cuda"))
 
 
 def config_of(size=1024, **sections):
@@ -23,10 +23,6 @@ def config_of(size=1024, **sections):
 
 def phase(planned, name):
     return next(each for each in planned.phases if each.name == name)
-
-
-def settings(planned):
-    return {choice.setting: choice.value for choice in planned.choices}
 
 
 def test_every_phase_is_the_sum_of_its_parts_and_the_label_is_honest():
@@ -77,6 +73,17 @@ def test_samples_are_planned_where_there_are_prompts():
     assert phase(plan(tiled, facts, ROOMY), "sampling").parts["activations"] == 6 * 128 * 512**2 * 4
 
 
+def test_small_pictures_go_through_the_autoencoder_together_or_one_by_one():
+    """Four pictures of 256 x 256 have the pixels of one of 512 x 512."""
+    facts = published_facts("sd1")
+    whole, together, single = (
+        phase(plan(config_of(size, run={"vae_slicing": slicing}), facts, ROOMY), "pictures").parts
+        for size, slicing in ((512, False), (256, False), (256, True))
+    )
+    assert together == whole
+    assert 4 * single["activations"] == whole["activations"]
+
+
 def test_a_trained_text_encoder_stays():
     facts = published_facts("sd1")
     both = plan(config_of(512, network={"text_encoder": True}), facts, ROOMY)
@@ -87,84 +94,16 @@ def test_a_trained_text_encoder_stays():
 
 def test_a_cpu_holds_the_whole_model_while_it_encodes():
     facts = published_facts("sd1")
-    cpu = replace(ROOMY, device="cpu")
+    cpu = replace(ROOMY, flags=HostFlags(device="cpu"))
     parts = phase(plan(config_of(512), facts, cpu), "pictures").parts
     assert parts["weights"] == 4 * sum(facts.numbers(name) for name in ("unet", "te1", "vae"))
 
 
-@pytest.mark.parametrize(
-    ("machine", "chosen"),
-    [
-        (ROOMY, {"run.precision": "bf16"}),
-        (replace(ROOMY, bf16=False), {"run.precision": "fp16", "run.vae_precision": "fp32"}),
-        (replace(ROOMY, half=False), {"run.precision": "fp32"}),
-        (replace(ROOMY, half_vae=False), {"run.precision": "bf16", "run.vae_precision": "fp32"}),
-        (replace(ROOMY, device="cpu"), {"run.precision": "fp32", "run.device": "cpu"}),
-        (
-            replace(ROOMY, attention="xformers", xformers=True),
-            {"run.precision": "bf16", "run.attention": "xformers"},
-        ),
-        (replace(ROOMY, attention="xformers"), {"run.precision": "bf16"}),
-        (replace(ROOMY, memory="medvram"), {"run.precision": "bf16", "run.checkpointing": True}),
-    ],
-)
-def test_the_hosts_switches_choose(machine, chosen):
-    config, planned = choose(config_of(512), published_facts("sd1"), machine)
-    assert settings(planned) == chosen
-    for setting, value in chosen.items():
-        section, _, key = setting.partition(".")
-        assert getattr(getattr(config, section), key) == value
-    assert all(choice.sentence for choice in planned.choices)
-
-
-def test_lowvram_begins_with_everything():
-    machine = replace(ROOMY, memory="lowvram", eight_bit=True)
-    config, planned = choose(config_of(schedule={"batch": 4}), published_facts("sdxl"), machine)
-    assert set(settings(planned)) == {
-        *("run.precision", "run.checkpointing", "optimizer.type", "run.storage"),
-        *("schedule.batch", "schedule.accumulate", "run.vae_tiling"),
-    }
-    assert (config.schedule.batch, config.schedule.accumulate) == (1, 4)
-
-
-def test_savings_are_taken_until_it_fits_and_explained():
-    facts = published_facts("sdxl")
-    roomy, _ = choose(config_of(), facts, ROOMY)
-    assert not roomy.run.checkpointing
-    config, planned = choose(config_of(), facts, Machine(12 * GB, 12 * GB))
-    assert planned.fits
-    assert config.run.checkpointing
-    assert config.run.storage == "same"
-    sentence = planned.choices[-1].sentence
-    assert sentence == "gradient checkpointing: -6.3 GB, about +30 % time"
-    small, planned = choose(config_of(), facts, Machine(7 * GB, 7 * GB))
-    assert planned.fits
-    assert (small.run.checkpointing, small.run.storage) == (True, "fp8")
-
-
-def test_what_cannot_fit_is_told():
-    _, planned = choose(config_of(), published_facts("sdxl"), Machine(2 * GB, 2 * GB))
-    assert not planned.fits
-
-
-def test_medvram_is_nothing_to_a_cpu():
-    machine = replace(ROOMY, device="cpu", memory="lowvram")
-    config, _ = choose(config_of(512), published_facts("sd1"), machine)
-    assert not config.run.checkpointing
-
-
-@pytest.mark.parametrize(("family", "begins"), [("sd1", False), ("sdxl", True)])
-def test_medvram_sdxl_is_for_sdxl_alone(family, begins):
-    machine = replace(ROOMY, memory="medvram-sdxl")
-    config, _ = choose(config_of(512), published_facts(family), machine)
-    assert config.run.checkpointing is begins
-
-
 def test_the_machine_here():
     machine = machine_here(HostFlags(memory="lowvram", half=False, device="cpu"))
-    assert (machine.device, machine.memory, machine.half) == ("cpu", "lowvram", False)
+    assert machine.flags == HostFlags(memory="lowvram", half=False, device="cpu")
     assert 0 < machine.free_bytes <= machine.total_bytes
-    assert machine_here().device == ("cuda" if torch.cuda.is_available() else "cpu")
+    assert machine_here().flags.device == ("cuda" if torch.cuda.is_available() else "cpu")
     given_back = machine_here(HostFlags(device="cpu"), machine.total_bytes)
     assert given_back.free_bytes == machine.total_bytes
 
