@@ -1,4 +1,4 @@
-"""How long it takes to read a LoRA, beside the safetensors library, and to import what reads it.
+"""How long it takes to read a LoRA, beside the safetensors library, to refuse a hostile one, and to import what reads it.
 
 Run as `python3 -m benchmarks.read_network`. The file has SDXL's layers under kohya's names: 2,500 tensors in fp16, 200 MB, warm in the
 system's cache. All is timed in one process and in turns, so that the ratios hold on a busy machine too; the times do not.
@@ -10,15 +10,19 @@ import gzip
 import importlib
 import json
 import statistics
+import struct
 import sys
 import tempfile
 import time
+import tracemalloc
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
 
+from lib_lora.errors import FileFormatError
 from lib_lora.families.detect import detect_family
 from lib_lora.families.table import Family, Layer
 from lib_lora.formats.header import read_header
@@ -26,12 +30,14 @@ from lib_lora.formats.network_file import read_network, write_network
 from lib_lora.formats.stream import TensorReader, is_finite
 from lib_lora.networks.contract import ALPHA
 from lib_lora.networks.lora import DOWN, UP
+from tests.formats.hostile import LARGE
 
 ROOT = Path(__file__).resolve().parents[1]
 
 ROUNDS = 9
 LAYERS, FILE_BYTES = 833, 200_000_000  # three tensors a layer
 ALLOWED_ABOVE_LOAD_FILE, ALLOWED_IMPORT = 0.060, 0.100  # seconds
+ALLOWED_REFUSAL, ALLOWED_REFUSAL_BYTES = 0.100, 50 * 2**20
 PARTS = ("lib_lora.networks", "lib_lora.families", "lib_lora.formats", "lib_lora.errors")
 CHECKED = (torch.float16, torch.bfloat16, torch.float32, torch.float8_e4m3fn)
 
@@ -45,6 +51,7 @@ def main() -> None:
         file = Path(folder) / "sdxl.safetensors"
         _write(file, family, layers)
         _print_reading(file, family, layers)
+        _print_refusing(Path(folder) / "hostile.safetensors")
     _print_checking()
     _print_importing()
 
@@ -94,6 +101,38 @@ def _print_reading(file: Path, family: Family, layers: dict[str, Layer]) -> None
     )
     _print_times(times, theirs)
     _print_verdict("read_network above load_file", ours - theirs, ALLOWED_ABOVE_LOAD_FILE)
+
+
+def _print_refusing(file: Path) -> None:
+    """Print the processor time and the memory that it takes to refuse headers of the greatest length."""
+
+    def refuse() -> None:
+        with suppress(FileFormatError):
+            read_header(file)
+            raise AssertionError(f"{name} was accepted.")
+
+    print(f"\nRefusing headers of 25 MB, the least of {ROUNDS} rounds")
+    slowest, largest = 0.0, 0
+    for name, make in LARGE.items():
+        header = make()
+        file.write_bytes(struct.pack("<Q", len(header)) + header)
+        del header
+        seconds = min(_processor_seconds(refuse) for _ in range(ROUNDS))
+        tracemalloc.start()
+        refuse()
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        print(f"  {name:<36}{seconds * 1e3:>7.1f} ms{peak / 2**20:>8.1f} MiB")
+        slowest, largest = max(slowest, seconds), max(largest, peak)
+    _print_verdict("the slowest", slowest, ALLOWED_REFUSAL)
+    verdict = "within" if largest <= ALLOWED_REFUSAL_BYTES else "OVER"
+    print(f"  the largest: {largest / 2**20:.0f} MiB, {verdict} the 50 MiB allowed")
+
+
+def _processor_seconds(task: Callable[[], object]) -> float:
+    start = time.process_time()
+    task()
+    return time.process_time() - start
 
 
 def _print_checking() -> None:
