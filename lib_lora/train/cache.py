@@ -15,9 +15,8 @@ from lib_lora.errors import FileFormatError, LoraError
 from lib_lora.families.table import Latent
 from lib_lora.train.buckets import Buckets, Fit, Size
 from lib_lora.train.dataset import Dataset, Picture, Problem
+from lib_lora.train.memory import pictures_at_once
 from lib_lora.train.pixels import Loaded, load_picture
-
-PIXELS_AT_ONCE = 512 * 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +49,7 @@ def encode_pictures(
     The values stay there, in the encoder's dtype. progress: called with the number of pictures done. Raises LoraError when not one
     picture can be read, and when a picture's latents are not finite.
     """
-    batch = max(1, PIXELS_AT_ONCE // buckets.size**2)
+    batch = pictures_at_once(buckets.size)
     kept, fits, values, problems = [], [], [], list(dataset.problems)
     for start in range(0, len(dataset.pictures), batch):
         loaded = []

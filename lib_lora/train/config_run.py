@@ -45,6 +45,13 @@ class RunConfig:
             "VAE", "Precision in which pictures are encoded.", choices=("same", "fp32", "bf16")
         ),
     )
+    vae_slicing: bool = field(
+        default=False,
+        metadata=about(
+            "VAE one by one",
+            "Encode small pictures one after the other; else as many at once as fill 512 x 512 pixels.",
+        ),
+    )
     vae_tiling: bool = field(
         default=False,
         metadata=about(

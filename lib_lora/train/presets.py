@@ -95,6 +95,7 @@ PRESETS: Mapping[str, Preset] = {
             "network.alpha": 8.0,
             "run.checkpointing": True,
             "run.storage": "fp8",
+            "run.vae_slicing": True,
             "run.vae_tiling": True,
         },
     ),

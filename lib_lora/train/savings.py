@@ -50,9 +50,14 @@ def compute_blocks_again(modules: Mapping[str, nn.Module]) -> None:
 
 
 def prepare_vae(vae: AutoencoderKL, config: RunConfig, tile: int = TILE) -> AutoencoderKL:
-    """Return the autoencoder in the precision that is asked for, in tiles of this many pixels where tiles are asked for."""
+    """Return the autoencoder in the precision that is asked for, with one picture at a time or in tiles where that is asked for.
+
+    tile: width and height in pixels.
+    """
     if config.vae_precision != "same":
         nn.Module.to(vae, COMPUTE_DTYPES[config.vae_precision])
+    if config.vae_slicing:
+        vae.enable_slicing()
     if config.vae_tiling:
         vae.enable_tiling()
         vae.tile_sample_min_size = tile

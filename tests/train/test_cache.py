@@ -8,7 +8,9 @@ from PIL import Image
 from lib_lora.errors import LoraError
 from lib_lora.train.buckets import Buckets
 from lib_lora.train.cache import encode_pictures
+from lib_lora.train.config_run import RunConfig
 from lib_lora.train.dataset import find_pictures
+from lib_lora.train.savings import prepare_vae
 from tests.train import families
 
 SIZES = ((64, 64), (120, 64), (64, 100), (90, 90), (32, 32))
@@ -62,3 +64,21 @@ def test_pictures_that_the_encoder_turns_into_no_numbers_are_named(dataset):
         encode_pictures(
             vae, families.KINDS["sd1"].family.latent, dataset, Buckets(64, 0), progress.append
         )
+
+
+def test_pictures_encoded_one_by_one_have_the_same_latents(dataset):
+    latent = families.KINDS["sd1"].family.latent
+    found, batches = [], []
+    for slicing in (False, True):
+        torch.manual_seed(0)
+        vae = prepare_vae(families.vae().eval(), RunConfig(vae_slicing=slicing))
+        seen = []
+        vae.encoder.register_forward_pre_hook(
+            lambda module, args, seen=seen: seen.append(len(args[0]))
+        )
+        found.append(encode_pictures(vae, latent, dataset, Buckets(64, 16), lambda done: None))
+        batches.append(seen)
+    assert [sorted(each) for each in batches] == [[1, 2, 3], [1] * 6]
+    for one, other in zip(found[1].values, found[0].values, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+    assert float((found[1].values[0] - found[1].values[3]).abs().max()) > 0.01
