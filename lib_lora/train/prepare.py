@@ -47,8 +47,8 @@ class Prepared:
     preview: Preview | None
 
 
-class Left(Exception):  # noqa: N818 - an ending, not an error
-    """Someone asked to stop or to pause before the first step."""
+class LeftError(Exception):
+    """Someone asked to stop or to pause before the first step; `ending` says which."""
 
     def __init__(self, ending: Ending) -> None:
         self.ending = ending
@@ -59,7 +59,7 @@ def prepare(
 ) -> Prepared:
     """Load the base model and encode the data; what the steps do not need is let go of on the way out.
 
-    Raises LoraError and its kinds, and Left when someone does not want to wait for the end of it.
+    Raises LoraError and its kinds, and LeftError when someone does not want to wait for the end of it.
     """
     buckets = _buckets(config.data, checkpoint.family.latent)
     dataset = find_pictures(config.data.folder, config.data.caption)
@@ -211,7 +211,7 @@ def _leave_if_asked(watcher: Watcher) -> None:
             watcher.answer("There is nothing to save yet.")
             continue
         watcher.answer("Left before the first step.")
-        raise Left("paused" if asked == "pause" else "stopped")
+        raise LeftError("paused" if asked == "pause" else "stopped")
 
 
 def _tell_model(config: TrainConfig, base: BaseModel, watcher: Watcher) -> None:

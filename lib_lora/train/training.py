@@ -25,7 +25,7 @@ from lib_lora.train.disk import Disk
 from lib_lora.train.loop import Ending, Loop, Watcher
 from lib_lora.train.optim import Optimizer, flatten
 from lib_lora.train.precision import make_scaler
-from lib_lora.train.prepare import Left, prepare
+from lib_lora.train.prepare import LeftError, prepare
 from lib_lora.train.state import State, read_state
 
 OPTIMIZERS = {"adamw": "torch.optim.AdamW", "adamw8bit": "bitsandbytes.optim.AdamW8bit"}
@@ -57,7 +57,7 @@ def train(config: TrainConfig, folder: Path, created: datetime | None, watcher: 
     state = read_state(folder / "state") or State(0, {}, {})
     try:
         prepared = prepare(config, checkpoint, device, watcher)
-    except Left as left:
+    except LeftError as left:
         return Result(left.ending, state.step, None, state.validations)
     checkpoint = prepared.checkpoint
     config = _with_dialect(config, checkpoint.family)
