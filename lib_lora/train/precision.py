@@ -33,6 +33,11 @@ def make_scaler(precision: str, device: torch.device) -> torch.amp.GradScaler | 
     return kind(device.type) if kind else torch.cuda.amp.GradScaler()
 
 
+def _brought_back(layer: SmallLinear | SmallConv2d) -> nn.Parameter:
+    """Return a layer's weight in the dtype of computation."""
+    return nn.Parameter(_whole(layer.small, layer.scale, layer.computes), requires_grad=False)
+
+
 class SmallLinear(nn.Linear):
     """A frozen linear layer whose weight lies in eight bits; `weight` brings it back each time."""
 
@@ -40,10 +45,7 @@ class SmallLinear(nn.Linear):
     scale: Tensor
     computes: torch.dtype
 
-    @property
-    def weight(self) -> nn.Parameter:  # type: ignore[override]
-        """Return the weight in the dtype of computation."""
-        return nn.Parameter(_whole(self.small, self.scale, self.computes), requires_grad=False)
+    weight: Any = property(_brought_back)
 
     def forward(self, x: Tensor) -> Tensor:
         """Compute as a linear layer does."""
@@ -57,10 +59,7 @@ class SmallConv2d(nn.Conv2d):
     scale: Tensor
     computes: torch.dtype
 
-    @property
-    def weight(self) -> nn.Parameter:  # type: ignore[override]
-        """Return the weight in the dtype of computation."""
-        return nn.Parameter(_whole(self.small, self.scale, self.computes), requires_grad=False)
+    weight: Any = property(_brought_back)
 
     def forward(self, x: Tensor) -> Tensor:
         """Compute as a convolution that pads with zeros does."""
