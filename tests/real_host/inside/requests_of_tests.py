@@ -3,6 +3,7 @@
 import hashlib
 import runpy
 
+import open_clip
 import torch
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
@@ -124,6 +125,10 @@ class Requests:
         """Run the tests of a file on this WebUI; returns what each raised by its name."""
         tests = runpy.run_path(file)
         return {name: kept(test) for name, test in tests.items() if name.startswith("test_")}
+
+    def add_architectures(self, folder):
+        """Let open_clip know the models of a folder."""
+        open_clip.add_model_config(folder)
 
     def compile_unet(self, name):
         """Offer a UNet that answers zeros, under a name."""
