@@ -60,7 +60,7 @@ def _of_use(
     found = {}
     for layer_id, network in networks.items():
         layer = layers[layer_id]
-        factor = factor_of(use.blocks, use.elements, layer.block, layer.path)
+        factor = factor_of(use.blocks, use.elements, layer.block, layer.weight.key)
         kind = network.type if factor == 1 else scaled(network.type, factor)
         tensors = network.tensors
         if use.ranks is not None and DOWN in tensors:

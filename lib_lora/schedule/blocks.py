@@ -43,7 +43,7 @@ PRESETS: Mapping[str, Sequence[float]] = {
 
 @dataclass(frozen=True, slots=True)
 class Element:
-    """A factor for the layers of some blocks whose path holds a word; it takes the place of their blocks' factor."""
+    """A factor for the layers of some blocks whose original key holds a word; it takes the place of their blocks' factor."""
 
     blocks: frozenset[str]
     word: str
@@ -65,13 +65,16 @@ def factors_of(values: Sequence[float]) -> dict[str, float]:
 
 
 def factor_of(
-    blocks: Mapping[str, float], elements: Iterable[Element], block: str | None, path: str
+    blocks: Mapping[str, float], elements: Iterable[Element], block: str | None, key: str
 ) -> float:
-    """Return how strongly a network acts on a layer, of its block and path, beside its strength; the last element that fits counts."""
+    """Return how strongly a network acts on a layer beside its strength; the last element that fits counts.
+
+    key: the layer's in the original checkpoint, where the embedding of the time in a resnet is no "proj".
+    """
     if block is None:
         return 1.0
     factor = blocks.get(block, 1.0)
     for element in elements:
-        if block in element.blocks and element.word in path:
+        if block in element.blocks and element.word in key:
             factor = element.factor
     return factor

@@ -19,7 +19,7 @@ from lib_lora.networks.compose import DORA_TYPES
 from lib_lora.networks.glora import GLORA
 from lib_lora.networks.ia3 import IA3
 from lib_lora.networks.loha import LOHA
-from lib_lora.networks.lora import truncated
+from lib_lora.networks.lora import LORA, truncated
 from lib_lora.networks.oft import OFT
 
 WORDS = ("a fox ", "")
@@ -32,9 +32,13 @@ def words_of(model, *texts):
 
 def acts_as(host, **strengths):
     """Tell whether the last evaluation and its words are those of a twin with these networks baked in."""
-    last = evaluations(host)[-1]
+    return was_with(host, evaluations(host)[-1], **strengths)
+
+
+def was_with(host, evaluation, **strengths):
     twin = host.baked(**strengths)
-    return agree(last[3], answers(twin, last)) and agree(last[2], words_of(twin, *WORDS))
+    words = words_of(twin, *WORDS)
+    return agree(evaluation[3], answers(twin, evaluation)) and agree(evaluation[2], words)
 
 
 def with_word(host, name, word, vectors):
@@ -175,13 +179,19 @@ def test_a_file_that_was_trained_again_is_not_taken_for_the_cached_one(host):
     assert not agree(before, words_of(host.baked(a=(1, 1)), *WORDS))
 
 
-def test_block_weights_act_beside_the_strength(host):
+@pytest.mark.parametrize("kind", [LORA, LOHA, DORA_TYPES[0]], ids=lambda kind: kind.id)
+def test_block_weights_act_beside_the_strength(host, kind):
+    host.add_network("k", 5, kind)
     values = ["0.5", "0.3", *["0"] * 15]  # of BASE, IN01 and others; IN00 is not among 17
-    host.draw(f"a fox <lora:a:te=0.8:unet=0@0,0.6@1:lbw={','.join(values)}>")
-    own = host.networks["a"]
-    for name, part in (("first", "proj_in"), ("last", "conv_out"), ("words", "fc1")):
+    host.draw(f"a fox <lora:k:te=0.8:unet=0@0,0.6@1:lbw={','.join(values)}>")
+    own = host.networks["k"]
+    for name, part in (("first", "proj_in"), ("end", "conv_out"), ("words", "fc1")):
         host.networks[name] = {key: layer for key, layer in own.items() if key.endswith(part)}
-    assert acts_as(host, first=(0.3 * 0.6, 0), last=(0.6, 0), words=(0, 0.5 * 0.8))
+    evaluation = evaluations(host)[-1]
+    right = {"first": (0.3 * 0.6, 0), "end": (0.6, 0), "words": (0, 0.5 * 0.8)}
+    assert was_with(host, evaluation, **right)
+    for name, (unet, te) in right.items():
+        assert not was_with(host, evaluation, **{**right, name: (1.05 * unet, 1.05 * te)})
 
 
 @pytest.mark.parametrize(

@@ -52,8 +52,8 @@ def test_no_blocks_are_all():
 def test_an_element_takes_the_place_of_its_blocks():
     blocks = factors_of(PRESETS["ALL0.5"])
     off = (ELEMENTS["ATTNDEEPOFF"],)
-    path = "mid_block.attentions.0.transformer_blocks.0.attn1.to_q"
-    assert factor_of(blocks, off, "M00", path) == 0
-    assert factor_of(blocks, off, "M00", "mid_block.resnets.0.conv1") == 0.5
-    assert factor_of(blocks, off, "OUT06", path) == 0.5
-    assert factor_of(blocks, (*off, ELEMENTS["ATTNDEEPON"]), "M00", path) == 1
+    key = "middle_block.1.transformer_blocks.0.attn1.to_q.weight"
+    assert factor_of(blocks, off, "M00", key) == 0
+    assert factor_of(blocks, off, "M00", "middle_block.0.in_layers.2.weight") == 0.5
+    assert factor_of(blocks, off, "OUT06", key) == 0.5
+    assert factor_of(blocks, (*off, ELEMENTS["ATTNDEEPON"]), "M00", key) == 1
