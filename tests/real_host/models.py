@@ -117,9 +117,9 @@ def perturbed(tensors, seed):
     """Move every weight of the UNet and the text encoder by a fiftieth of what they are."""
     draw = torch.Generator().manual_seed(seed)
     return {
-        key: tensor
-        if key.startswith("first_stage_model") or not tensor.is_floating_point()
-        else tensor * (1 + 0.02 * torch.randn(tensor.shape, generator=draw).to(tensor))
+        key: tensor * (1 + 0.02 * torch.randn(tensor.shape, generator=draw).to(tensor))
+        if key.startswith(("model.", "cond_stage_model.")) and tensor.is_floating_point()
+        else tensor
         for key, tensor in tensors.items()
     }
 

@@ -55,9 +55,14 @@ SETTINGS = {
         "sampler_name": "DPM++ SDE",
     },
 }
-# Loading another object, the WebUI encodes an empty text for it and forgets its own networks with that: a static tag ends there. With a
-# refiner that is another object it draws no numbers by itself, without any tag.
-WITHOUT_STATIC = {"hires, another object": {**HIRES, "hr_checkpoint_name": "own"}}
+# Loading another object, the WebUI encodes an empty text for it and forgets its own networks with that: a static tag ends there.
+ANOTHER = {"refiner_checkpoint": "own", "refiner_switch_at": 0.5}
+WITHOUT_STATIC = {
+    "hires, another object": {**HIRES, "hr_checkpoint_name": "own"},
+    "refiner, another object": ANOTHER,
+    "refiner, another object, dpm++ sde": {**ANOTHER, "sampler_name": "DPM++ SDE"},
+    "refiner, another object, hires": {**ANOTHER, **HIRES},
+}
 
 
 def draw(host, tags, settings, plan=None):
@@ -80,14 +85,26 @@ def test_a_constant_schedule_is_the_static_tag(host, figures, name):
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in SETTINGS if "model" in name or "refiner" in name]
+    "name",
+    [name for name in SETTINGS if "model" in name or "refiner" in name] + [*WITHOUT_STATIC],
 )
 def test_both_models_are_seen(host, name):
-    drawn = draw(host, CONSTANT, SETTINGS[name])
-    assert [*dict.fromkeys(call["checkpoint"] for call in drawn.seen["calls"])][:2] == [
-        "base",
-        "other",
-    ]
+    drawn = draw(host, CONSTANT, {**SETTINGS, **WITHOUT_STATIC}[name])
+    second = "own" if name in WITHOUT_STATIC else "other"
+    models = [*dict.fromkeys(call["checkpoint"] for call in drawn.seen["calls"])]
+    assert models == ["base", second]
+
+
+def test_a_ramp_goes_on_in_a_refiner_that_is_another_object(host, figures):
+    """Its text encoder too has the strength of the step: the conditionings are encoded anew by it."""
+    plan = {"strengths": [{"one": share} for share in (0, 1 / 3, 2 / 3, 1)]}
+    assert_exact(draw(host, RAMP, {**ANOTHER, "steps": 4}, plan), figures)
+    texts = ["a green ring", "a red square"]
+    plan = {"words": [{"words": 0.8 * share} for share in (0, 1 / 3, 2 / 3, 1)], "texts": texts}
+    tag = "<lora:words:te=0@0,0.8@1:unet=0>"
+    words = {"words": texts[0], "negative_prompt": texts[1], "steps": 4}
+    encoded = draw(host, tag, {**ANOTHER, **words}, plan)
+    assert_exact(encoded, lambda name, value: figures(f"words: {name}", value))
 
 
 def test_the_tiles_of_hypertile_and_the_merged_tokens_are_there(host):
