@@ -17,7 +17,7 @@ from modules.processing import StableDiffusionProcessing
 from lib_lora.errors import LoraError
 from lib_lora.hosts.a1111_clock import BUILDERS, remembering
 from lib_lora.hosts.a1111_static import not_added, take_static
-from lib_lora.hosts.a1111_tags import split_prompts
+from lib_lora.hosts.a1111_tags import negative_notes, split_prompts
 from lib_lora.schedule.curve import NetworkUse, PassName
 
 if TYPE_CHECKING:
@@ -115,6 +115,7 @@ class CutIn:
             entries = data.get(ENTRY, ())
             if p.prompts or entries:
                 self._close()
+                _report(p, negative_notes(p.negative_prompts or ()))
             if not entries:
                 original(p, data)
                 return

@@ -1,11 +1,12 @@
 """Which LoRA tags of a prompt are ours and which stay the WebUI's.
 
-The WebUI reads numbers, `te=`, `unet=` and `dyn=`, and takes no notice of prompt editing. Block weights that we do not know are left to
+The WebUI reads finite numbers, `te=`, `unet=` and `dyn=`, and takes no notice of prompt editing. Block weights that we do not know are left to
 sd-webui-lora-block-weight. Every other tag is a schedule, or a bad one that the host would stumble over.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +19,10 @@ _HIDDEN = "\ue000\ue001"  # no prompt has these: they are for private use
 _HOST_WORDS = frozenset({"te", "unet", "dyn"})
 _BLOCK_WEIGHT_WORDS = frozenset({"lbw", "lbwe", "x", "step", "w"})
 _BATCH = "The pictures of one batch share the schedules of the first one's prompt."
+_NEGATIVE = (
+    "Schedules in the negative prompt are words there and do nothing else:"
+    " neg= in a tag of the prompt is its strength on the negative one."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +42,12 @@ def split_prompts(prompts: Sequence[str]) -> Split:
         problems.append(_BATCH)
     texts = tuple(text for part in parts for text in part.texts)
     return Split(texts, parts[0].uses if parts else (), tuple(dict.fromkeys(problems)))
+
+
+def negative_notes(prompts: Sequence[str]) -> tuple[str, ...]:
+    """Return a sentence where negative prompts, out of which the WebUI takes no tags, hold some of ours."""
+    split = split_prompts(prompts)
+    return (_NEGATIVE,) if split.uses or split.problems else ()
 
 
 def static_use(items: Sequence[str]) -> NetworkUse | None:
@@ -68,6 +79,8 @@ def _split(prompt: str) -> Split:
 def _is_hosts(inside: str) -> bool:
     """Tell whether the host reads what stands between `<lora:` and `>`."""
     name, *parts = inside.split(":")
+    if not name.strip():
+        return False
     words = {part.partition("=")[0].strip() for part in parts if "=" in part}
     if words & _BLOCK_WEIGHT_WORDS and "@" not in inside:
         return static_use([name, *parts]) is None  # of presets that its extension alone has
@@ -76,7 +89,6 @@ def _is_hosts(inside: str) -> bool:
 
 def _is_number(part: str) -> bool:
     try:
-        float(part.rpartition("=")[2])
+        return math.isfinite(float(part.rpartition("=")[2]))
     except ValueError:
         return False
-    return True

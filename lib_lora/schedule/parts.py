@@ -15,12 +15,13 @@ NAMES = ("start", "stop", "step", "dyn", "lbw", "lbwe", "x")
 def window_of(named: Mapping[str, Piece]) -> Window:
     """Return the steps that `start=` and `stop=` name, or `step=` both of them."""
     whole = named.get("step")
-    if whole is None:
-        return Window(_step(named.get("start")), _step(named.get("stop")))
-    edges = whole.split("-")
-    if len(edges) != 2 or named.keys() & {"start", "stop"}:
+    edges = whole.split("-") if whole else [named.get("start"), named.get("stop")]
+    if whole and (len(edges) != 2 or named.keys() & {"start", "stop"}):
         raise whole.error("two steps such as 3-12, and no start= or stop= beside them")
-    return Window(*(_step(edge) for edge in edges))
+    start, stop = (_step(edge) for edge in edges)
+    if start is not None and stop is not None and start >= stop:
+        raise edges[1].error(f"a step behind {start:g}, where it starts")
+    return Window(start, stop)
 
 
 def blocks_of(named: Mapping[str, Piece]) -> dict[str, float]:

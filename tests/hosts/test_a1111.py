@@ -197,6 +197,16 @@ def test_a_bad_tag_is_told_and_left_out(host, tag, told):
     assert networks.loaded_networks == []
 
 
+def test_schedules_in_the_negative_prompt_are_told(host):
+    clean = host.draw("a fox ", negative_prompt="bad <lora:a:0@0,1@1>")
+    picture = host.picture("a fox ", negative_prompt="bad <lora:a:0@0,1@1>")
+    assert torch.equal(picture.draw()[0], clean)
+    assert "neg=" in picture.extra_generation_params["Loom errors"]
+    picture = host.picture("a fox ", negative_prompt="bad <lora:a:1>")
+    picture.draw()
+    assert "Loom errors" not in picture.extra_generation_params
+
+
 def test_a_compiled_unet_is_told(host):
     sd_unet.current_unet = object()
     picture = host.picture(RAMP)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lib_lora.hosts.a1111_tags import split_prompts, static_use
+from lib_lora.hosts.a1111_tags import negative_notes, split_prompts, static_use
 
 STATIC = [
     "<lora:x>",
@@ -61,7 +61,15 @@ def test_the_other_name_of_a_tag_is_lifted_out_too():
 
 @pytest.mark.parametrize(
     ("tag", "column"),
-    [("<lora:x:high>", 11), ("<lora:x:0@0,1@x>", 17), ("<lora:x:1:strat=3>", 13)],
+    [
+        ("<lora:x:high>", 11),
+        ("<lora:x:0@0,1@x>", 17),
+        ("<lora:x:1:strat=3>", 13),
+        # The WebUI would take these for numbers and draw no picture, or take the tag for words.
+        ("<lora:x:nan>", 11),
+        ("<lora:x:te=1:unet=inf>", 21),
+        ("<lora:>", 9),
+    ],
 )
 def test_a_bad_tag_is_told_by_its_column_in_the_prompt(tag, column):
     split = split_prompts([f"a <lora:y:1>{tag}"])
@@ -92,6 +100,17 @@ def test_a_batch_takes_the_schedules_of_its_first_prompt_and_says_so():
     assert (split.texts, [use.name for use in split.uses]) == (("a ", "b "), ["x"])
     (problem,) = split.problems
     assert "first" in problem
+
+
+@pytest.mark.parametrize("tag", OURS)
+def test_schedules_in_a_negative_prompt_are_told(tag):
+    (note,) = negative_notes(["bad", f"bad {tag}"])
+    assert "neg=" in note
+
+
+@pytest.mark.parametrize("text", ["", "bad <lora:x:1>", "<b [a:b:0.5]"])
+def test_of_other_negative_prompts_nothing_is_told(text):
+    assert negative_notes([text]) == ()
 
 
 def test_no_prompt_at_all_is_no_problem():

@@ -207,6 +207,8 @@ def test_tags_are_lifted_out_and_the_rest_stays_as_it_is():
         ("<lora:x:1:lwb=ALL>", "", "<lora:x:1:lwb=ALL>", 11, "start=, stop=, step=, dyn="),
         ("<lora:x:1:1:0.5>", "", "<lora:x:1:1:0.5>", 13, "how many ranks"),
         ("<lora:x:te=1:te=2>", "", "<lora:x:te=1:te=2>", 14, "te= once"),
+        ("<lora:x:start=3:stop=3>", "", "<lora:x:start=3:stop=3>", 22, "a step behind 3"),
+        ("<lora:x:step=3-1>", "", "<lora:x:step=3-1>", 16, "a step behind 3"),
         ("<lora:x:start=0.x>", "", "<lora:x:start=0.x>", 15, "a step"),
         ("<lora::1>", "", "<lora::1>", 7, "the name"),
         ("<lora:x:1e308>", "", "<lora:x:1e308>", 9, "a strength from -1000 to 1000"),

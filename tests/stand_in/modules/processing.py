@@ -19,7 +19,7 @@ class StableDiffusionProcessing:
     cached_hr_c = [None, None]  # noqa: RUF012
     cached_hr_uc = [None, None]  # noqa: RUF012
     is_hr_pass = False
-    prompts = None
+    prompts = negative_prompts = None
     cfg_scale = 3.0
     denoising_strength = 0.5
     hr_second_pass_steps = 0
@@ -35,6 +35,7 @@ class StableDiffusionProcessing:
         n_iter=1,
         enable_hr=False,
         hr_prompt="",
+        negative_prompt="",
         refiner=None,
         hr_model=None,
         init_images=None,
@@ -42,6 +43,7 @@ class StableDiffusionProcessing:
         self.all_prompts, self.steps, self.sampler_name = list(prompts), steps, sampler
         self.n_iter, self.enable_hr, self.hr_prompt = n_iter, enable_hr, hr_prompt
         self.refiner, self.hr_model, self.init_images = refiner, hr_model, init_images
+        self.negative_prompts = [negative_prompt] * len(prompts)
         self.comments, self.extra_generation_params = {}, {}
 
     def comment(self, text):
@@ -123,7 +125,7 @@ class StableDiffusionProcessing:
         return x
 
     def _negative(self):
-        return SdConditioning([""] * len(self.prompts), is_negative_prompt=True)
+        return SdConditioning(self.negative_prompts, is_negative_prompt=True)
 
     def _conds(self, prompts, caches, data, hires_steps=None):
         return self.get_conds_with_caching(_encode, prompts, self.steps, caches, data, hires_steps)
