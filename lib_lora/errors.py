@@ -5,6 +5,9 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Sequence
 
+NAMED = 40
+"""Of how many accepted words a sentence tells; a folder of networks holds thousands."""
+
 
 class LoraError(Exception):
     """The base of every error that a person is meant to read; its text is one or more plain sentences."""
@@ -35,9 +38,11 @@ class ConfigError(UsageError):
 
 
 def did_you_mean(asked: str, accepted: Iterable[str]) -> str:
-    """Return a sentence that names the nearest accepted word, or all of them when none is near."""
+    """Return a sentence that names the nearest accepted word, or the first `NAMED` of them when none is near."""
     known = sorted(accepted)
-    near = difflib.get_close_matches(asked, known, n=1)
+    folded = {word.casefold(): word for word in known}
+    near = difflib.get_close_matches(asked.casefold(), folded, n=1)
     if near:
-        return f"Did you mean {near[0]!r}?"
-    return f"Accepted: {', '.join(known)}."
+        return f"Did you mean {folded[near[0]]!r}?"
+    more = f" and {len(known) - NAMED} others" if len(known) > NAMED else ""
+    return f"Accepted: {', '.join(known[:NAMED])}{more}."
