@@ -4,25 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from modules import script_callbacks
 
 from lib_lora.hosts.a1111 import CutIn
 from lib_lora.jobs.recent import recent_runs
 
+if TYPE_CHECKING:
+    from lib_lora.host import Host
+
 RUNS = Path(__file__).parents[1] / "runs"
 
 
 class Pages:
-    """The tab and its routes; what they need is imported when the WebUI builds its pages, not when it loads its scripts."""
+    """The tab and its routes; what they need is imported when the WebUI builds its pages, and the rest when it is asked for."""
 
     pages = None
 
     def tabs(self) -> list[tuple[object, str, str]]:
-        from lib_lora.hosts.a1111_host import A1111Host
         from lib_lora.ui.webui import WebuiPages
 
-        self.pages = WebuiPages(A1111Host(), RUNS)
+        self.pages = WebuiPages(open_host, RUNS)
         return self.pages.tabs()
 
     def start(self, _: object, app: object) -> None:
@@ -32,6 +35,13 @@ class Pages:
     def close(self) -> None:
         if self.pages is not None:
             self.pages.close()
+
+
+def open_host() -> Host:
+    """Return the WebUI as the pages see it."""
+    from lib_lora.hosts.a1111_host import A1111Host
+
+    return A1111Host()
 
 
 def on(event: str, callback: Callable[..., object]) -> None:

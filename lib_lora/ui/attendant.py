@@ -7,13 +7,18 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lib_lora.errors import LoraError
-from lib_lora.host import Host
-from lib_lora.jobs.client import Run
-from lib_lora.jobs.queue import Queue
-from lib_lora.jobs.story import RunState
+
+if TYPE_CHECKING:
+    from lib_lora.host import Host
+    from lib_lora.jobs.client import Run
+    from lib_lora.jobs.queue import Queue
+    from lib_lora.jobs.story import RunState
 
 log = logging.getLogger(__name__)
 
@@ -28,10 +33,13 @@ def will_be_delivered(run: Run) -> None:
 
 
 class Attendant:
-    """host: whose GPU is lent; queue: of this process, for the attendant alone, since starting a worker takes a while."""
+    """between: returns the host whose GPU is lent and the queue, asked once and when there is time for it.
 
-    def __init__(self, host: Host, queue: Queue) -> None:
-        self._host, self._queue = host, queue
+    The queue is for the attendant alone, since starting a worker takes a while.
+    """
+
+    def __init__(self, between: Callable[[], tuple[Host, Queue]]) -> None:
+        self._between = cache(between)
         # A GPU that the host lent before this began is given back like any other.
         self._lent: bool | None = None
         self._over = threading.Event()
@@ -47,21 +55,22 @@ class Attendant:
 
     def attend(self) -> None:
         """Do once what there is to do. Raises LoraError and OSError."""
-        if self._queue.read_only:
+        host, queue = self._between()
+        if queue.read_only:
             return
-        runs = self._queue.runs()
+        runs = queue.runs()
         states = [run.state() for run in runs]
         working = any(not state.over for state in states)
         if working and not self._lent:
-            self._host.release_gpu()
+            host.release_gpu()
             self._lent = True
         if working:
-            self._queue.pump()
+            queue.pump()
         for run, state in zip(runs, states, strict=True):
             if state.status in DELIVERED_WHEN and (run.folder / UNDELIVERED).exists():
-                self._deliver(run, state)
+                _deliver(host, run, state)
         if self._lent is not False and not working:
-            self._host.restore_gpu()
+            host.restore_gpu()
             self._lent = False
 
     def _go_on(self) -> None:
@@ -71,18 +80,19 @@ class Attendant:
             except Exception:
                 log.exception("The runs could not be looked after; trying again.")
 
-    def _deliver(self, run: Run, state: RunState) -> None:
-        """Make the network of a run known: the finished one, after which there is no more, or what it was when it was stopped."""
-        marker, done = run.folder / UNDELIVERED, state.status == "done"
-        file = str(state.result["file"]) if done else _last_saved(run)
-        if file and marker.read_text("utf-8") != file:
-            try:
-                self._host.add_network(Path(file))
-            except (LoraError, OSError) as error:
-                self._host.tell(f"{Path(file).name} could not be made known: {error}")
-            marker.write_text(file, "utf-8")
-        if done:
-            marker.unlink()
+
+def _deliver(host: Host, run: Run, state: RunState) -> None:
+    """Make the network of a run known: the finished one, after which there is no more, or what it was when it was stopped."""
+    marker, done = run.folder / UNDELIVERED, state.status == "done"
+    file = str(state.result["file"]) if done else _last_saved(run)
+    if file and marker.read_text("utf-8") != file:
+        try:
+            host.add_network(Path(file))
+        except (LoraError, OSError) as error:
+            host.tell(f"{Path(file).name} could not be made known: {error}")
+        marker.write_text(file, "utf-8")
+    if done:
+        marker.unlink()
 
 
 def _last_saved(run: Run) -> str:

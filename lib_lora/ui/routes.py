@@ -1,7 +1,7 @@
 """The routes of the pages: plain JSON over a `TrainService`, the same for every version of FastAPI.
 
 Whoever cannot read the page knows no token and gets no answer, so the page's own login guards the routes as well. Writing needs a JSON
-body besides, which a page from elsewhere cannot send unasked.
+body besides, which a page from elsewhere cannot send unasked. What answers is opened by the first question that may be asked.
 """
 
 from __future__ import annotations
@@ -12,15 +12,16 @@ import logging
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, FastAPI, HTTPException, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import FileResponse, JSONResponse, Response
 
 from lib_lora.errors import ConfigError, LoraError
-from lib_lora.ui.form import problems_of
-from lib_lora.ui.train_service import TrainService
+
+if TYPE_CHECKING:
+    from lib_lora.ui.train_service import TrainService
 
 log = logging.getLogger(__name__)
 
@@ -33,12 +34,17 @@ STYLE = "style.css"
 KEPT = {"Cache-Control": "private, max-age=31536000, immutable"}
 FRESH = {"Cache-Control": "no-store"}
 
+Behind = Callable[[], "TrainService"]
 
-def add_train_routes(app: FastAPI, service: TrainService, token: str) -> None:
-    """Put the routes of the Train page into a web application, before those that it has."""
+
+def add_train_routes(app: FastAPI, behind: Behind, token: str) -> None:
+    """Put the routes of the Train page into a web application, before those that it has.
+
+    behind: returns what answers, the same each time; threads ask for it at once.
+    """
     router = APIRouter(prefix=PREFIX)
-    _add_reading(router, service, token)
-    _add_writing(router, service, token)
+    _add_reading(router, behind, token)
+    _add_writing(router, behind, token)
     _put_first(app, router)
 
 
@@ -67,27 +73,27 @@ def _put_first(app: FastAPI, router: APIRouter) -> None:
     app.router.routes[:] = [*added, *before]
 
 
-def _add_reading(router: APIRouter, service: TrainService, token: str) -> None:
+def _add_reading(router: APIRouter, behind: Behind, token: str) -> None:
     @router.get("/page")
     def page(request: Request) -> Response:
-        return _answer(request, token, service.page)
+        return _answer(request, token, lambda: behind().page())
 
     @router.get("/bases")
     def bases(request: Request) -> Response:
-        return _answer(request, token, service.bases)
+        return _answer(request, token, lambda: behind().bases())
 
     @router.get("/state")
     def state(request: Request) -> Response:
         asked = request.query_params
         after = asked.get("after", "0")
         seen = int(after) if re.fullmatch("[0-9]{1,15}", after) else 0
-        return _answer(request, token, lambda: service.state(asked.get("run", ""), seen))
+        return _answer(request, token, lambda: behind().state(asked.get("run", ""), seen))
 
     @router.get("/runs/{run}/samples/{name}")
     def sample(request: Request, run: str, name: str) -> Response:
         _check_token(request, token)
         try:
-            file = service.sample(run, name)
+            file = behind().sample(run, name)
         except LoraError:
             file = None
         if file is None:
@@ -95,7 +101,7 @@ def _add_reading(router: APIRouter, service: TrainService, token: str) -> None:
         return FileResponse(file, headers=KEPT)
 
 
-def _add_writing(router: APIRouter, service: TrainService, token: str) -> None:
+def _add_writing(router: APIRouter, behind: Behind, token: str) -> None:
     def post(path: str, act: Callable[..., dict[str, Any]]) -> None:
         async def answer(request: Request) -> Response:
             _check_token(request, token)
@@ -107,11 +113,11 @@ def _add_writing(router: APIRouter, service: TrainService, token: str) -> None:
 
         router.add_api_route(path, answer, methods=["POST"])
 
-    post("/dataset", service.dataset)
-    post("/plan", service.plan)
-    post("/runs", service.add)
-    post("/prepare", service.prepare)
-    post("/runs/{run}/command", service.command)
+    post("/dataset", lambda body: behind().dataset(body))
+    post("/plan", lambda body: behind().plan(body))
+    post("/runs", lambda body: behind().add(body))
+    post("/prepare", lambda body: behind().prepare(body))
+    post("/runs/{run}/command", lambda run, body: behind().command(run, body))
 
 
 def _check_token(request: Request, token: str) -> None:
@@ -145,6 +151,9 @@ def _answer(request: Request, token: str, act: Callable[[], dict[str, Any]]) -> 
     try:
         return JSONResponse(act(), headers=FRESH)
     except ConfigError as error:
+        # Here and not above: a host's start does not wait for the form.
+        from lib_lora.ui.form import problems_of
+
         told = {"message": str(error), "problems": [list(pair) for pair in problems_of(error)]}
         return JSONResponse(told, 422, headers=FRESH)
     except (LoraError, OSError) as error:

@@ -46,7 +46,7 @@ def build_page(studio: Studio, token: str) -> gr.Blocks:
     with gr.Blocks(title=TITLE, analytics_enabled=False, delete_cache=(600, 3600)) as page:
         gr.Markdown(f"# {TITLE}")
         with gr.Tab("Train", id="train"):
-            train_place(token)
+            train_place(token).render()
         with gr.Tab("Generate", id="generate"):
             build_generate_page(studio)
     return page
@@ -80,7 +80,8 @@ def build_app(studio: Studio, host: str, runs: Path) -> FastAPI:
     add_asset_routes(app)
     start = studio.defaults
     sizes = {start.base.absolute(): start.size} if start.size else {}
-    add_train_routes(app, open_service(studio, runs, TITLE, sizes), token)
+    service = open_service(studio, runs, TITLE, sizes)
+    add_train_routes(app, lambda: service, token)
     return app
 
 
@@ -104,7 +105,7 @@ def serve(studio: Studio, host: str, port: int, runs: Path, started: Callable[[s
             ) from None
         config = uvicorn.Config(build_app(studio, host, runs), log_level="warning")
         shown = f"[{host}]" if ":" in host else host
-        attendant = Attendant(studio, Queue(runs, TITLE))
+        attendant = Attendant(lambda: (studio, Queue(runs, TITLE)))
         attendant.start()
         started(f"http://{shown}:{listener.getsockname()[1]}/")
         uvicorn.Server(config).run(sockets=[listener])

@@ -13,17 +13,14 @@ TOKEN_FILE = ".page-token"
 
 
 def train_place(token: str) -> gr.HTML:
-    """Put the element in which the page will stand where Gradio is building."""
+    """Return the element in which the page will stand, for `render` to put it where Gradio is building.
+
+    A host that renders it among its own tabs takes it as it is; around it a `gr.Blocks` would cost the host's start a web application.
+    """
     escaped = html.escape(token, quote=True)
     words = "<p>Loading …</p><noscript>This page needs JavaScript.</noscript>"
-    return gr.HTML(f'<div id="lora_loom_train" data-token="{escaped}">{words}</div>')
-
-
-def build_tab(token: str) -> gr.Blocks:
-    """Return the page as a tab for a host that renders it among its own."""
-    with gr.Blocks(analytics_enabled=False) as tab:
-        train_place(token)
-    return tab
+    place = f'<div id="lora_loom_train" data-token="{escaped}">{words}</div>'
+    return gr.HTML(place, render=False)
 
 
 def page_token(root: Path) -> str:

@@ -33,7 +33,7 @@ def queued(queue, host, name="cat"):
 
 def test_the_gpu_is_lent_while_runs_wait_or_work_and_comes_back_once(tmp_path, host):
     queue = Pumped(tmp_path / "runs")
-    attendant = Attendant(host, queue)
+    attendant = Attendant(lambda: (host, queue))
     attendant.attend()
     # A run that was at work when the host began may be over by now.
     assert host.asked == ["restore"]
@@ -47,10 +47,10 @@ def test_the_gpu_is_lent_while_runs_wait_or_work_and_comes_back_once(tmp_path, h
 def test_a_new_process_takes_up_what_the_one_before_left(tmp_path, host):
     queue = Pumped(tmp_path / "runs")
     queued(queue, host)
-    Attendant(host, queue).attend()
+    Attendant(lambda: (host, queue)).attend()
     host.asked.clear()
     queued(queue, host, "dog")
-    attendant = Attendant(host, queue)
+    attendant = Attendant(lambda: (host, queue))
     attendant.attend()
     attendant.attend()
     assert host.asked == ["release", "restore"]
@@ -60,7 +60,7 @@ def test_what_is_finished_is_made_known_once(tmp_path, host):
     queue = Pumped(tmp_path / "runs")
     run, out = queued(queue, host)
     append_event(run, "done", {"file": str(out)})
-    attendant = Attendant(host, queue)
+    attendant = Attendant(lambda: (host, queue))
     attendant.attend()
     attendant.attend()
     assert host.asked == ["cat.safetensors", "restore"]
@@ -69,7 +69,7 @@ def test_what_is_finished_is_made_known_once(tmp_path, host):
 def test_a_stopped_run_makes_known_what_it_saved_and_later_what_it_became(tmp_path, host):
     queue = Pumped(tmp_path / "runs")
     run, out = queued(queue, host)
-    attendant = Attendant(host, queue)
+    attendant = Attendant(lambda: (host, queue))
     append_event(run, "stopped", {"step": 0})
     attendant.attend()
     assert host.asked == ["restore"]
@@ -87,7 +87,7 @@ def test_a_run_that_the_page_did_not_make_is_left_alone(tmp_path, host):
     queue = Pumped(tmp_path / "runs")
     run = queue.add("train", {"saving": {"out": "/x.safetensors"}})
     append_event(run, "done", {"file": "/x.safetensors"})
-    Attendant(host, queue).attend()
+    Attendant(lambda: (host, queue)).attend()
     assert "x.safetensors" not in host.asked
 
 
@@ -100,7 +100,7 @@ def test_an_unforeseen_error_does_not_end_the_thread(tmp_path, host, monkeypatch
         raise RuntimeError("broken")
 
     monkeypatch.setattr(queue, "runs", runs)
-    attendant = Attendant(host, queue)
+    attendant = Attendant(lambda: (host, queue))
     attendant.start()
     for _ in range(300):
         if len(tries) > 2:

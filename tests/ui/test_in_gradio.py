@@ -15,7 +15,7 @@ from lib_lora.jobs.queue import Queue
 from lib_lora.ui.preparation import Preparation
 from lib_lora.ui.request import Requests
 from lib_lora.ui.routes import PREFIX, SCRIPTS, STYLE, add_asset_routes, add_train_routes
-from lib_lora.ui.train_page import build_tab, page_token
+from lib_lora.ui.train_page import page_token, train_place
 from lib_lora.ui.train_service import TrainService
 from tests.ui.browser import CHROMIUM, NO_CHROMIUM, elements_of
 from tests.ui.hosts import FolderHost
@@ -43,14 +43,14 @@ def build_app(host, runs):
         body = b"".join([part async for part in response.body_iterator]).decode()
         return Response(body.replace("</head>", head, 1), media_type="text/html")
 
-    tab = build_tab(token)
+    tab = train_place(token)
     with gr.Blocks(analytics_enabled=False) as page, gr.Tabs(), gr.TabItem("LoRA Loom"):
         tab.render()
     app = gr.mount_gradio_app(app, page, "/")
-    ready = Preparation(lambda: None, lambda tell: None, True)
+    ready = Preparation(lambda extra: None, lambda tell, extra: None, True)
     service = TrainService(host, Queue(runs), ready, Requests(host, host.folder))
     add_asset_routes(app)
-    add_train_routes(app, service, token)
+    add_train_routes(app, lambda: service, token)
     return app
 
 

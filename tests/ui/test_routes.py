@@ -71,7 +71,7 @@ def address(service):
         return "a page mounted at the root"
 
     add_asset_routes(app)
-    add_train_routes(app, service, TOKEN)
+    add_train_routes(app, lambda: service, TOKEN)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         server = uvicorn.Server(uvicorn.Config(app, log_level="error"))

@@ -3,7 +3,7 @@
 import gradio as gr
 import pytest
 
-from lib_lora.ui.train_page import TOKEN_FILE, build_tab, page_token
+from lib_lora.ui.train_page import TOKEN_FILE, page_token, train_place
 
 
 def html_of(blocks):
@@ -12,17 +12,18 @@ def html_of(blocks):
 
 
 def test_the_tab_is_one_element_that_carries_the_token():
-    (html,) = html_of(build_tab('a"><script>'))
+    html = train_place('a"><script>').value
     assert 'id="lora_loom_train"' in html
     assert "<script>" not in html
 
 
 def test_the_tab_can_stand_among_those_of_a_host():
-    """As the WebUI does: built on its own, then rendered into a tab of another page."""
-    tab = build_tab("token")
+    """As the WebUI does: made on its own, then rendered into a tab of another page."""
+    tab = train_place("token")
     with gr.Blocks() as page, gr.Tabs(), gr.TabItem("LoRA Loom", id="lora_loom"):
         tab.render()
-    assert 'data-token="token"' in html_of(page)[0]
+    (html,) = html_of(page)
+    assert 'data-token="token"' in html
 
 
 def test_a_token_is_secret_and_outlives_the_process(tmp_path):
