@@ -57,13 +57,13 @@ def detect_family(shapes: Shapes, metadata: Metadata | None = None) -> Family:
     if not fitting:
         raise FileFormatError(f"This is {_describe(shapes)}: not supported yet. {_accepted()}")
     objective = told_objective(shapes, metadata or {})
-    if objective is None or fitting[0].objective == "flow":
-        return fitting[0]
-    return with_objective(fitting[0], objective)
+    return fitting[0] if objective is None else with_objective(fitting[0], objective)
 
 
 def with_objective(family: Family, objective: ObjectiveName) -> Family:
-    """Return the variant of a family that predicts this: the known one, or the same family but for that."""
+    """Return the variant of a family that predicts this: the known one, or the same family but for that; a flow has no variants."""
+    if family.objective == "flow":
+        return family
     known = (
         each
         for each in FAMILIES

@@ -13,16 +13,8 @@ from typing import Any
 
 import torch
 from diffusers import AutoencoderKL, SD3Transformer2DModel, UNet2DConditionModel
-from torch import Tensor, nn
-from transformers import (
-    CLIPTextConfig,
-    CLIPTextModel,
-    CLIPTextModelWithProjection,
-    CLIPTokenizer,
-    PreTrainedTokenizerFast,
-    T5Config,
-    T5EncoderModel,
-)
+from torch import nn
+from transformers import CLIPTokenizer, PreTrainedTokenizerFast
 
 from lib_lora.errors import FileFormatError
 from lib_lora.families.clip_rows import WRAPPER
@@ -32,18 +24,15 @@ from lib_lora.families.detect import (
     told_objective,
     with_objective,
 )
-from lib_lora.families.table import WHOLE, Component, Family, Layer, Placement, TextEncoder
+from lib_lora.families.table import WHOLE, Component, Family, Layer, TextEncoder
 from lib_lora.formats.checkpoint import Checkpoint
 from lib_lora.formats.header import read_header
-from lib_lora.formats.original import layer_view, swapped
 from lib_lora.formats.stream import TensorReader
-from lib_lora.train.model_configs import EMBEDDED, Config, Description, describe_model, vae_config
+from lib_lora.train.model_configs import EMBEDDED, Description, describe_model
+from lib_lora.train.model_modules import DENOISERS, ENCODERS, filled_module, make_vae
+from lib_lora.train.model_shapes import Config, vae_config
 
 TOKENIZER, T5_TOKENIZER = "tokenizer", "tokenizer_3"
-# Where a T5 encoder keeps its token embedding, which files hold under one name or under both.
-SHARED_EMBEDDINGS = ("shared", "encoder.embed_tokens")
-# What files hold of a text encoder even where the family does not read it.
-PROJECTION = "text_projection"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,31 +81,26 @@ def load_base_model(
             f"{checkpoint.path.name} is a {family.label} checkpoint, which can be neither trained nor drawn with here."
         )
     told = describe_model(checkpoint, config)
-    header = checkpoint.header
-    untold = (
-        is_ambiguous(family)
-        and prediction == "auto"
-        and told.objective is None
-        and told_objective(header.shapes, header.metadata) is None
-    )
+    untold = prediction == "auto" and _is_untold(checkpoint, told)
     checkpoint = replace(checkpoint, family=variant_of(checkpoint, told, prediction))
+    t5_tokenizer = _load_t5_tokenizer(config)
+    wide = torch.float32 if family.latent.wide else dtype
     notes: list[str] = []
-    name = family.denoiser.component
     with TensorReader(checkpoint.path) as reader:
-        denoiser = _filled(DENOISERS[family.denoiser.kind], name, told, checkpoint, reader, dtype)
-        t5_tokenizer = _load_t5_tokenizer(config)
-        encoders = {}
-        for encoder in _present(family, told, checkpoint, t5_tokenizer is not None, notes):
-            kind = ENCODERS[encoder.kind, encoder.pooled == "projected"]
-            encoders[encoder.component] = _filled(
-                kind, encoder.component, told, checkpoint, reader, dtype
+
+        def load(make: Callable[[Config], nn.Module], name: str, dtype: torch.dtype) -> Any:
+            layers = [each for each in checkpoint.layers.values() if each.component == name]
+            (component,) = (each for each in family.components if each.name == name)
+            return filled_module(make, told.configs[name], layers, component, reader, dtype)
+
+        denoiser = load(DENOISERS[family.denoiser.kind], family.denoiser.component, dtype)
+        encoders = {
+            each.component: load(
+                ENCODERS[each.kind, each.pooled == "projected"], each.component, dtype
             )
-        wide = torch.float32 if family.latent.wide else dtype
-        autoencoder = (
-            _filled(_make_vae, "vae", told, checkpoint, reader, wide)
-            if vae is None
-            else load_vae(vae, family, wide)
-        )
+            for each in _present(family, told, checkpoint, t5_tokenizer is not None, notes)
+        }
+        autoencoder = load_vae(vae, family, wide) if vae else load(make_vae, "vae", wide)
     return BaseModel(
         checkpoint,
         denoiser,
@@ -124,7 +108,7 @@ def load_base_model(
         autoencoder,
         load_tokenizer(),
         t5_tokenizer,
-        told.zero_terminal or ZERO_TERMINAL_MARKER in header.shapes,
+        told.zero_terminal or ZERO_TERMINAL_MARKER in checkpoint.header.shapes,
         untold,
         tuple(notes),
     )
@@ -143,12 +127,9 @@ def load_vae(file: Path, family: Family, dtype: torch.dtype) -> AutoencoderKL:
     layers = max((each.expand(shapes) for each in _vae_layouts(component)), key=len)
     if not layers:
         raise FileFormatError(f"{file.name} holds no autoencoder of {family.label}.")
-    placed = {layer.path: layer for layer in layers}
-    config = vae_config({path: layer.shape for path, layer in placed.items()}, family)
-    with torch.device("meta"):
-        module = _make_vae(config)
+    config = vae_config({layer.path: layer.shape for layer in layers}, family)
     with TensorReader(file) as reader:
-        return _fill(module, placed, component, reader, dtype)
+        return filled_module(make_vae, config, layers, component, reader, dtype)
 
 
 def live_modules(
@@ -173,11 +154,19 @@ def live_modules(
 def variant_of(checkpoint: Checkpoint, told: Description, prediction: str) -> Family:
     """Return the variant of a family that predicts what the person, the model's description or the checkpoint say."""
     family = checkpoint.family
-    if family.objective == "flow":
-        return family
     if prediction != "auto":
         return with_objective(family, "v" if prediction == "v" else "epsilon")
     return with_objective(family, told.objective) if told.objective else family
+
+
+def _is_untold(checkpoint: Checkpoint, told: Description) -> bool:
+    """Tell whether nothing says what a model predicts, while models of its structure differ in that."""
+    header = checkpoint.header
+    return (
+        is_ambiguous(checkpoint.family)
+        and told.objective is None
+        and told_objective(header.shapes, header.metadata) is None
+    )
 
 
 def _present(
@@ -209,121 +198,6 @@ def _load_t5_tokenizer(folder: Path | None) -> PreTrainedTokenizerFast | None:
     return PreTrainedTokenizerFast.from_pretrained(
         str(folder / T5_TOKENIZER), local_files_only=True
     )
-
-
-def _make_vae(config: Config) -> AutoencoderKL:
-    return AutoencoderKL.from_config(config)
-
-
-def _make_unet(config: Config) -> UNet2DConditionModel:
-    return UNet2DConditionModel.from_config(config)
-
-
-def _make_mmdit(config: Config) -> SD3Transformer2DModel:
-    return SD3Transformer2DModel.from_config(config)
-
-
-def _make_clip(config: Config) -> CLIPTextModel:
-    return CLIPTextModel(CLIPTextConfig(**_plain(config)))
-
-
-def _make_projected_clip(config: Config) -> CLIPTextModelWithProjection:
-    return CLIPTextModelWithProjection(CLIPTextConfig(**_plain(config)))
-
-
-def _make_t5(config: Config) -> T5EncoderModel:
-    return T5EncoderModel(T5Config(**_plain(config)))
-
-
-def _plain(config: Config) -> Config:
-    """Return a configuration without what only names its class."""
-    return {k: v for k, v in config.items() if k not in ("architectures", "model_type")}
-
-
-DENOISERS: dict[str, Callable[[Config], nn.Module]] = {
-    "unet": _make_unet,
-    "sized_unet": _make_unet,
-    "mmdit": _make_mmdit,
-}
-ENCODERS: dict[tuple[str, bool], Callable[[Config], nn.Module]] = {
-    ("clip", False): _make_clip,
-    ("clip", True): _make_projected_clip,
-    ("t5", False): _make_t5,
-}
-"""(kind, whether the pooled text is projected) -> what makes the module."""
-
-
-def _filled(
-    make: Callable[[Config], nn.Module],
-    name: str,
-    told: Description,
-    checkpoint: Checkpoint,
-    reader: TensorReader,
-    dtype: torch.dtype,
-) -> nn.Module:
-    """Make a component and fill it with the checkpoint's tensors."""
-    layers = {each.path: each for each in checkpoint.layers.values() if each.component == name}
-    (component,) = (each for each in checkpoint.family.components if each.name == name)
-    with torch.device("meta"):
-        module = make(told.configs[name])
-    return _fill(module, layers, component, reader, dtype)
-
-
-def _fill(
-    module: nn.Module,
-    layers: Mapping[str, Layer],
-    component: Component,
-    reader: TensorReader,
-    dtype: torch.dtype,
-) -> nn.Module:
-    """Fill a module that has no storage.
-
-    Raises FileFormatError when the file lacks a tensor of it, has another shape, or a layer that it has no module for.
-    """
-    state: dict[str, Tensor] = {}
-    used = set()
-    for key, empty in module.state_dict().items():
-        if key.endswith("position_ids"):
-            state[key] = torch.arange(empty.shape[-1])[None]
-            continue
-        place = _place(key, layers, component, reader)
-        used.add(place.key)
-        tensor = swapped(layer_view(reader.read(place.key), place.part), place.part)
-        if tensor.shape != empty.shape:
-            raise FileFormatError(
-                f"{reader.path.name} holds {place.key!r} as {tuple(tensor.shape)}; its configuration needs {tuple(empty.shape)}."
-            )
-        # A view would keep all of a tensor that several layers share.
-        state[key] = tensor.to(dtype).clone() if place.part.of > 1 else tensor.to(dtype)
-    for path, layer in layers.items():
-        if layer.weight.key not in used and path not in (PROJECTION, *SHARED_EMBEDDINGS):
-            raise FileFormatError(
-                f"{reader.path.name} has {layer.id}, which the installed version of the model libraries knows nothing of."
-            )
-    module.load_state_dict(state, assign=True)
-    for name, buffer in module.named_buffers():
-        if buffer.is_meta:
-            parent, _, own = name.rpartition(".")
-            positions = torch.arange(buffer.shape[-1])[None]
-            module.get_submodule(parent).register_buffer(own, positions, persistent=False)
-    return module.requires_grad_(False).eval()
-
-
-def _place(
-    key: str, layers: Mapping[str, Layer], component: Component, reader: TensorReader
-) -> Placement:
-    """Return where a module's tensor lies in the file."""
-    path, _, kind = key.rpartition(".")
-    names = (path, f"{WRAPPER}{path}", *(SHARED_EMBEDDINGS if path in SHARED_EMBEDDINGS else ()))
-    layer = next((layers[name] for name in names if name in layers), None)
-    if layer is not None:
-        place = layer.bias if kind == "bias" else layer.weight
-        if place is not None:
-            return place
-    original = dict(component.buffers).get(key)
-    if original is not None and component.checkpoint + original in reader.header.tensors:
-        return Placement(component.checkpoint + original)
-    raise FileFormatError(f"{reader.path.name} lacks {key!r} of its {component.name}.")
 
 
 def _vae_layouts(component: Component) -> tuple[Component, ...]:

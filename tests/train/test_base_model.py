@@ -11,7 +11,8 @@ from lib_lora.errors import FileFormatError
 from lib_lora.formats.checkpoint import open_checkpoint
 from lib_lora.formats.stream import TensorReader, write_tensors
 from lib_lora.train.base_model import live_modules, load_base_model
-from lib_lora.train.model_configs import configs_from_shapes, describe_model
+from lib_lora.train.model_configs import describe_model
+from lib_lora.train.model_shapes import configs_from_shapes
 from tests.tiny import CONFIG, tiny_components
 
 TINY_HEADS, OTHER_HEADS, SD15_HEADS = 4, 16, 8

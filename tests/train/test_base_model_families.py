@@ -16,14 +16,14 @@ from lib_lora.formats.checkpoint import Checkpoint, open_checkpoint
 from lib_lora.formats.original import to_original
 from lib_lora.formats.stream import write_tensors
 from lib_lora.train.base_model import (
-    DENOISERS,
-    ENCODERS,
     live_modules,
     load_base_model,
     variant_of,
 )
 from lib_lora.train.denoise import settled
-from lib_lora.train.model_configs import EMBEDDED, configs_from_shapes, describe_model
+from lib_lora.train.model_configs import EMBEDDED, describe_model
+from lib_lora.train.model_modules import DENOISERS, ENCODERS
+from lib_lora.train.model_shapes import configs_from_shapes
 from tests.families import recorded
 from tests.train import families
 
