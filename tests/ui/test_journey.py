@@ -35,10 +35,12 @@ def serving(folder, port):
         stdout=subprocess.PIPE,
         text=True,
     )
-    assert "LoRA Loom is at" in server.stdout.readline()
-    yield f"http://127.0.0.1:{port}/"
-    server.kill()
-    server.wait()
+    try:
+        assert "LoRA Loom is at" in server.stdout.readline()
+        yield f"http://127.0.0.1:{port}/"
+    finally:
+        server.kill()
+        server.wait()
 
 
 @pytest.fixture
@@ -49,11 +51,15 @@ def folder(tmp_path):
     return tmp_path
 
 
-@pytest.fixture
-def port():
+def free_port():
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return listener.getsockname()[1]
+
+
+@pytest.fixture
+def port():
+    return free_port()
 
 
 # The page's own counts, whatever else keeps the machine busy: how often it asked how the runs stand, and how long it rests while nobody
