@@ -3,26 +3,32 @@
 Nothing of the WebUI is touched or imported, torch neither; a failure is a sentence, since everything but training works without.
 """
 
+import os
 import sys
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))
 
-from lib_lora.errors import LoraError
-from lib_lora.jobs.environment import listed, needed, prepare
+from lib_lora.jobs.ready import is_ready, note_ready
 
 
 def main() -> str:
     """Do it and return the line."""
+    if is_ready():
+        return "ready"
+    # Here and not above: every start would pay for what almost none needs.
+    from lib_lora.errors import LoraError
+    from lib_lora.jobs.environment import listed, needed, prepare
+
     plan = needed()
     if plan.problem:
         return plan.problem
-    if not plan.missing:
-        return "ready"
     try:
         prepare(lambda step: None)
-    except LoraError as error:
+        note_ready(str(plan.overlay.folder) if plan.overlay else "")
+    except (LoraError, OSError) as error:
         return str(error)
+    if not plan.missing:
+        return "ready"
     return f"prepared {listed(plan.missing)} for the worker; the WebUI's packages are as they were"
 
 

@@ -5,8 +5,8 @@ What is lacking lies in overlays: folders below `.worker/`, each filled by pip f
 another Python is another folder, and none is ever renamed or overwritten. `installed.json` is written last; a folder without it, or
 with other files than it tells of, is unfinished or damaged and is made again.
 
-Of the standard library alone and quick to import, which dataclasses and hashlib are not: `install.py` asks at every start of the
-WebUI.
+Of the standard library alone and quick to import, which dataclasses and hashlib are not: `install.py` asks at the WebUI's start
+whenever its note (`ready`) no longer holds.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 from lib_lora.errors import LoraError, UsageError, did_you_mean
 from lib_lora.jobs.offline import OFFLINE
+from lib_lora.jobs.ready import RECORD, count
 
 Tell = Callable[[str], None]
 Version = tuple[int, ...]
@@ -31,7 +32,6 @@ Version = tuple[int, ...]
 PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 HOME = PACKAGE_ROOT / ".worker"
 LISTS = PACKAGE_ROOT / "requirements"
-RECORD = "installed.json"
 # No run lasts so long that its worker still needs an overlay that nothing asks for any more.
 MONTH = 30 * 24 * 3600
 
@@ -209,22 +209,9 @@ def _overlay(chosen: PinnedList) -> Overlay:
 def _is_whole(folder: Path) -> bool:
     try:
         record = json.loads((folder / RECORD).read_text("utf-8"))
-        return record["files"] == _count(folder)
+        return record["files"] == count(str(folder))
     except (OSError, ValueError, KeyError, TypeError):
         return False
-
-
-def _count(folder: Path) -> list[int]:
-    """Return how many files lie in a folder and their bytes together, without the record and what Python compiles."""
-    files, size, folders = 0, 0, [str(folder)]
-    while folders:
-        with os.scandir(folders.pop()) as entries:
-            for entry in entries:
-                if entry.is_dir(follow_symlinks=False):
-                    folders += [entry.path] * (entry.name != "__pycache__")
-                elif entry.name != RECORD:
-                    files, size = files + 1, size + entry.stat().st_size
-    return [files, size]
 
 
 def _install(plan: Plan, tell: Tell) -> None:
@@ -258,7 +245,7 @@ def _fill(overlay: Overlay, tell: Tell) -> None:
         code, said = run(_pip(overlay), tell, _pip_environment())
         if code:
             raise LoraError(f"{listed(overlay.missing)} could not be installed: {reason_of(said)}.")
-        record = {"files": _count(overlay.folder), "pins": overlay.missing}
+        record = {"files": count(str(overlay.folder)), "pins": overlay.missing}
         (overlay.folder / RECORD).write_text(json.dumps(record), "utf-8")
     except BaseException:
         shutil.rmtree(overlay.folder, ignore_errors=True)
