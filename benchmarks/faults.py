@@ -53,7 +53,7 @@ def break_all(folder: Path, seed: int, kills: int) -> bool:
     whole, counts = left_by(run), json.loads(report.read_text())
 
     def breaks(fault: dict[str, object]) -> bool:
-        broken = training.create(folder / "-".join(map(str, ("run", *fault.values()))))
+        broken = training.create(folder / "-".join(f"{key}-{fault[key]}" for key in fault))
         gone(kennel.worker(broken, fault))
         finish(kennel, broken)
         return left_by(broken) == whole and events_whole(broken)
