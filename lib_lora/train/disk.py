@@ -7,8 +7,6 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
-
 from lib_lora.errors import LoraError, NoSpaceError
 from lib_lora.formats.checkpoint import Checkpoint
 from lib_lora.formats.network_file import write_network
@@ -18,10 +16,9 @@ from lib_lora.train.attach import Attached
 from lib_lora.train.companions import companion_names, write_companions
 from lib_lora.train.config import TrainConfig
 from lib_lora.train.loop import Loop, Watcher
+from lib_lora.train.precision import DTYPES
 from lib_lora.train.preview import Preview
 from lib_lora.train.state import State, kept_step, write_state
-
-SAVED_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 class Disk:
@@ -109,7 +106,7 @@ class Disk:
         """Write the network as it is; raises LoraError when the precision of the file cannot hold it, NoSpaceError when the disk
         cannot."""
         check_space(file.parent, self._network_bytes())
-        dtype = SAVED_DTYPES[self._config.saving.dtype]
+        dtype = DTYPES[self._config.saving.dtype]
         # A rounded magnitude would move the base's own weights, and it is one number for a whole row.
         rounded = self._attached.type.trainable - {MAGNITUDE}
         tensors = {
@@ -129,7 +126,7 @@ class Disk:
         return sum(tensor.nbytes for tensor in self._loop.optimizer.state().values())
 
     def _network_bytes(self) -> int:
-        itemsize = SAVED_DTYPES[self._config.saving.dtype].itemsize
+        itemsize = DTYPES[self._config.saving.dtype].itemsize
         return itemsize * sum(
             t.numel() for parts in self._attached.tensors.values() for t in parts.values()
         )

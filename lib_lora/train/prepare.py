@@ -21,7 +21,7 @@ from lib_lora.train.dataset import Picture, find_pictures
 from lib_lora.train.denoise import CALLS, context_width, settled, size_numbers
 from lib_lora.train.loop import Ending, Material, Watcher
 from lib_lora.train.objective import objective_of
-from lib_lora.train.precision import COMPUTE_DTYPES
+from lib_lora.train.precision import DTYPES
 from lib_lora.train.preview import Preview
 from lib_lora.train.savings import compute_blocks_again, prepare_denoiser, prepare_vae
 from lib_lora.train.text import Captions, Encoded, encode, encode_all, put_together, tokenize
@@ -64,7 +64,7 @@ def prepare(
     buckets = _buckets(config.data, checkpoint.family.latent)
     dataset = find_pictures(config.data.folder, config.data.caption)
     watcher.stage("base model")
-    model, dtype = config.model, COMPUTE_DTYPES[config.run.precision]
+    model, dtype = config.model, DTYPES[config.run.precision]
     base = load_base_model(checkpoint, model.config, dtype, model.vae, model.prediction)
 
     def progress(done: int) -> None:

@@ -17,7 +17,7 @@ from lib_lora.families.costs import COSTS
 from lib_lora.train.config_run import RunConfig
 from lib_lora.train.memory import TILE
 from lib_lora.train.memory_parts import stored_small
-from lib_lora.train.precision import COMPUTE_DTYPES, store_small
+from lib_lora.train.precision import DTYPES, store_small
 
 
 def prepare_denoiser(denoiser: ModelMixin, config: RunConfig, device: torch.device) -> None:
@@ -55,7 +55,7 @@ def prepare_vae(vae: AutoencoderKL, config: RunConfig, tile: int = TILE) -> Auto
     tile: width and height in pixels.
     """
     if config.vae_precision != "same":
-        nn.Module.to(vae, COMPUTE_DTYPES[config.vae_precision])
+        nn.Module.to(vae, DTYPES[config.vae_precision])
     if config.vae_slicing:
         vae.enable_slicing()
     if config.vae_tiling:
