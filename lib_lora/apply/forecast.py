@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from lib_lora.apply.branch import product_shape, without_numbers
 from lib_lora.apply.fused import Share
 from lib_lora.networks.contract import LayerNetwork, LayerShape, Shape
+from lib_lora.networks.lora import LORA
 
 SMALLEST = 2  # bytes: weights that are stored in less are computed with in 16 bits at least
 
@@ -33,6 +34,19 @@ def forecast(
                 weight = module.get_parameter("weight")
                 total += _numbers(network, tuple(weight.shape)) * _size(weight, dtype)
     return total
+
+
+def memory_note(
+    networks: Sequence[Mapping[str, LayerNetwork]], modules: Mapping[str, nn.Module | Share]
+) -> str | None:
+    """Say what networks will take, where a layer's is no LoRA: of LoRA the files' sizes tell it, which others outgrow.
+
+    To be asked as `forecast` is.
+    """
+    types = {network.type.id for layers in networks for network in layers.values()}
+    if types <= {LORA.id}:
+        return None
+    return f"LoRA Loom takes {forecast(networks, modules) / 1e6:.2f} MB of memory for this picture's networks."
 
 
 def _size(weight: Tensor, dtype: torch.dtype | None) -> int:

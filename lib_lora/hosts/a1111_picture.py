@@ -11,6 +11,7 @@ from modules import sd_unet, shared
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from lib_lora.apply.forecast import memory_note
 from lib_lora.apply.fused import Share
 from lib_lora.apply.session import Row, Session
 from lib_lora.errors import UsageError
@@ -109,13 +110,14 @@ class Picture:
         modules = live_layers(model, checkpoint.layers)
         for module in _of_dependent_networks(self._uses, modules):
             bring_up_to_date(module)
+        loaded = {network.name: network for _, network in self._uses}
+        self._tell(memory_note([network.layers for network in loaded.values()], modules))
         self._session = Session(self._uses)
         unet = model.model.diffusion_model
         self._session.open(modules, unet)
         self._guard = unet.register_forward_hook(self._after_unet, always_call=True)
         self._embeddings = Embeddings(self._files())
         self._bound = bound
-        loaded = {network.name: network for _, network in self._uses}
         absent = (absent_note(network, modules) for network in loaded.values())
         return [*notes, *filter(None, absent)]
 
@@ -221,6 +223,12 @@ class Picture:
 
     def _arm(self, strengths: Strengths) -> None:
         self._session.encode(dict(enumerate(strengths)))
+
+    def _tell(self, sentence: str | None) -> None:
+        """Show a sentence below the picture that is no problem, so that its infotext has nothing of it."""
+        p = self._p()
+        if sentence and p is not None:
+            p.comment(sentence)
 
     def _after_unet(self, unet: nn.Module, inputs: tuple[Any, ...], output: object) -> None:
         if output is None:  # it raised, and the host's callback after an evaluation will not come

@@ -37,7 +37,9 @@ def narrowed(kind: NetworkType, channels: int) -> NetworkType:
 
     def prepare(tensors: Tensors, base: Tensor, shape: LayerShape) -> dict[str, Tensor]:
         exact = at_least_float32(base)
-        moved = {s: t.to(exact) if t.is_floating_point() else t for s, t in tensors.items()}
+        moved = {
+            s: t.to(exact) if t.is_floating_point() and t.dim() else t for s, t in tensors.items()
+        }
         change = delta(moved, exact, shape)
         parts = {WIDENED: change.weight, BIAS: change.bias}
         return {suffix: part for suffix, part in parts.items() if part is not None}

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from lib_lora.apply.forecast import forecast
+from lib_lora.apply.forecast import forecast, memory_note
 from lib_lora.apply.fused import Share
 from lib_lora.apply.session import LoadedNetwork, Row, Session
 from lib_lora.families.table import Part
@@ -194,3 +194,11 @@ def test_an_opened_session_tells_what_is_forecast(caplog):
         session.open({"unet.layer": module})
     # 160 * 192 numbers of 4 bytes
     assert caplog.messages == ["networks take 0.12 MB beside the model"]
+
+
+def test_a_person_is_told_of_networks_that_are_no_lora():
+    module, _ = LAYERS["linear"]()
+    lora, full = ({"unet.layer": a_network(module, kind)} for kind in ("lora", "full"))
+    assert memory_note([lora], {"unet.layer": module}) is None
+    megabytes = (4 * 192 * 160 + forecast([lora], {"unet.layer": module})) / 1e6
+    assert f" {megabytes:.2f} MB " in memory_note([lora, full], {"unet.layer": module})

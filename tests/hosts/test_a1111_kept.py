@@ -16,6 +16,7 @@ from webui_host import agree, answers, evaluations
 from lib_lora.formats.stream import TensorReader, write_tensors
 from lib_lora.networks.boft import BOFT
 from lib_lora.networks.compose import DORA_TYPES
+from lib_lora.networks.full import FULL
 from lib_lora.networks.glora import GLORA
 from lib_lora.networks.ia3 import IA3
 from lib_lora.networks.loha import LOHA
@@ -218,3 +219,20 @@ def test_editing_in_another_way_is_not_taken_for_what_is_cached(host):
         host.draw(prompt)
         first = evaluations(host)[0]
         assert agree(first[2], words_of(host.baked(a=(0, strength)), *WORDS))
+
+
+def test_what_networks_other_than_lora_take_of_memory_is_told_and_no_problem(host):
+    host.add_network("f", 3, FULL, layers=("unet.conv_in", "unet.conv_out"))
+    convolutions = (
+        host.model.model.diffusion_model.input_blocks[0][0],
+        host.model.model.diffusion_model.out[2],
+    )
+    taken = sum(module.weight.nbytes for module in convolutions) / 1e6
+    picture = host.picture("a fox <lora:f:0@0,1@1>")
+    host.make(picture)
+    told = f"LoRA Loom takes {taken:.2f} MB of memory for this picture's networks."
+    assert told in picture.comments
+    assert "Loom errors" not in picture.extra_generation_params
+    plain = host.picture("a fox <lora:a:0@0,1@1>")
+    host.make(plain)
+    assert not plain.comments
