@@ -88,6 +88,8 @@ EXTRAS: Mapping[str, tuple[PinnedList, ...]] = {
         PinnedList("bitsandbytes-torch-2.1", {"torch": ((2, 1), (2, 6))}, 400),
         PinnedList("bitsandbytes-torch-2.6", {"torch": ((2, 6), ANY)}, 400),
     ),
+    "lion_pytorch": (PinnedList("lion-pytorch", {"torch": ((2, 1), ANY)}, 1),),
+    "prodigyopt": (PinnedList("prodigyopt", {"torch": ((2, 1), ANY)}, 1),),
 }
 OLDEST_TORCH = "2.1"
 
@@ -129,9 +131,11 @@ def needed_for(extra: str) -> Plan:
     return Plan() if extra in found else _choose(EXTRAS[extra], found)
 
 
-def status() -> str | None:
-    """Say what training lacks and what helps, or return None when nothing does."""
+def status(extra: str = "") -> str | None:
+    """Say what training lacks and what helps, or return None when nothing does. extra: an optional package that it needs."""
     plan = needed()
+    if not plan.problem and not plan.missing and extra:
+        plan = needed_for(extra)
     if plan.problem or not plan.overlay or not plan.missing:
         return plan.problem or None
     return (
@@ -141,14 +145,14 @@ def status() -> str | None:
     )
 
 
-def prepare(tell: Tell) -> None:
-    """Install what training lacks, telling each step; raises LoraError with one sentence."""
+def prepare(tell: Tell, extra: str = "") -> None:
+    """Install what training lacks, telling each step; raises UsageError or LoraError with one sentence.
+
+    extra: an optional package besides, such as "bitsandbytes".
+    """
     _install(needed(), tell)
-
-
-def prepare_extra(name: str, tell: Tell) -> None:
-    """Install an optional package such as "bitsandbytes" for the worker; raises UsageError or LoraError with one sentence."""
-    _install(needed_for(name), tell)
+    if extra:
+        _install(needed_for(extra), tell)
 
 
 def worker_environment() -> dict[str, str]:

@@ -9,6 +9,8 @@ from typing import Any
 from lib_lora.formats.file_name import fits_every_system
 from lib_lora.train.config_learning import DORA_BASES
 
+LEAST_SHARE = 0.1
+
 Sections = Mapping[str, Mapping[str, Any]]
 """Section name -> field name -> value, where `None` stands for one that is wrong by itself and says so already."""
 
@@ -17,8 +19,10 @@ def cross_problems(sections: Sections) -> list[tuple[str, str]]:
     """Return the name of a field and a sentence for everything that is wrong between fields."""
     return [
         *_wrong_sizes(sections),
+        *_wrong_tags(sections["data"]),
         *_wrong_network(sections["network"]),
         *_wrong_dialect(sections["saving"]["dialect"], sections["network"]),
+        *_wrong_rates(sections["optimizer"], sections["network"]),
         *_wrong_warmup(sections["schedule"]),
         *_wrong_output(sections["saving"]["out"], sections["model"]["base"]),
     ]
@@ -29,6 +33,11 @@ def _wrong_sizes(sections: Sections) -> Iterator[tuple[str, str]]:
         pixels = sections[section][name]
         if pixels is not None and pixels % 8 != 0:
             yield f"{section}.{name}", f"Must be divisible by 8; found {pixels}."
+
+
+def _wrong_tags(data: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    if data["keep_tags"] and data["caption_orders"] == 0:
+        yield "data.keep_tags", "Goes with caption_orders of 1 or more; tags stay in order without."
 
 
 def _wrong_network(network: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -47,6 +56,24 @@ def _wrong_dialect(dialect: str | None, network: Mapping[str, Any]) -> Iterator[
             "saving.dialect",
             "The diffusers names hold plain LoRA and its DoRA alone; choose kohya.",
         )
+
+
+def _wrong_rates(
+    optimizer: Mapping[str, Any], network: Mapping[str, Any]
+) -> Iterator[tuple[str, str]]:
+    """Prodigy multiplies the rate that it finds by one that all it trains share."""
+    if optimizer["type"] != "prodigy":
+        return
+    parts = {"unet": "unet_rate", "text_encoder": "text_encoder_rate"}
+    rates = {key: optimizer[key] for part, key in parts.items() if network[part]}
+    if None in rates.values():
+        return
+    for key, rate in rates.items():
+        if rate < LEAST_SHARE:
+            sentence = f"Prodigy finds the rate and multiplies it by this: set 1; found {rate:g}."
+            yield f"optimizer.{key}", sentence
+    if len(set(rates.values())) > 1:
+        yield "optimizer.text_encoder_rate", "Prodigy has one rate for all: set that of the UNet."
 
 
 def _wrong_warmup(schedule: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

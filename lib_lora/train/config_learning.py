@@ -83,16 +83,21 @@ class NetworkConfig:
         return self.alpha * (math.sqrt(ratio) if self.rank_stabilized else ratio)
 
 
+OPTIMIZER_PACKAGES = {"adamw8bit": "bitsandbytes", "prodigy": "prodigyopt", "lion": "lion_pytorch"}
+"""The optional package that an optimizer needs, by the optimizer."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerConfig:
-    """AdamW and its rates."""
+    """The optimizer and its rates."""
 
     type: str = field(
         default="adamw",
         metadata=about(
             "Optimizer",
-            "adamw8bit keeps its moments in 8 bits; it needs bitsandbytes and a CUDA device.",
-            choices=("adamw", "adamw8bit"),
+            "adamw8bit keeps its moments in 8 bits, on CUDA alone; lion keeps one, for a third of the rates; prodigy finds the rate by "
+            "itself from rates of 1, and keeps twice as much. Each of them has a package that is prepared when it is asked for.",
+            choices=("adamw", *OPTIMIZER_PACKAGES),
         ),
     )
     unet_rate: float = field(

@@ -16,13 +16,20 @@ Tell = Callable[[str], None]
 
 
 class Preparation:
-    """lacking: says what training lacks, None when it is nothing; prepare: installs it, telling each step. Threads may share it."""
+    """lacking: says what training lacks, None when it is nothing; prepare: installs it, telling each step. Threads may share it.
+
+    Both take an optional package that the training which was asked for last needs besides, "" for none.
+    """
 
     def __init__(
-        self, lacking: Callable[[], str | None], prepare: Callable[[Tell], None], allowed: bool
+        self,
+        lacking: Callable[[str], str | None],
+        prepare: Callable[[Tell, str], None],
+        allowed: bool,
     ) -> None:
         self._lacking, self._prepare, self._allowed = lacking, prepare, allowed
         self._lock = threading.Lock()
+        self._extra = ""
         self._sentence: str | None = None
         self._known = False
         self._busy = False
@@ -32,7 +39,7 @@ class Preparation:
         """Return what the page shows. What is lacking is looked up once, and again after each preparation."""
         with self._lock:
             if not self._known:
-                self._sentence, self._known = self._lacking(), True
+                self._sentence, self._known = self._lacking(self._extra), True
             sentence = self._sentence or ""
             if sentence and not self._allowed:
                 sentence = f"{sentence} This server lets nobody install over the network: prepare it on its own machine."
@@ -44,8 +51,11 @@ class Preparation:
                 "allowed": self._allowed and bool(sentence),
             }
 
-    def check(self) -> None:
-        """Raise UsageError when no worker could begin."""
+    def check(self, extra: str = "") -> None:
+        """Raise UsageError when no worker could begin, with an optional package."""
+        with self._lock:
+            if extra != self._extra and not self._busy:
+                self._extra, self._known = extra, False
         view = self.view()
         if not view["ready"]:
             raise UsageError(view["sentence"] or "The worker's environment is being prepared.")
@@ -63,7 +73,7 @@ class Preparation:
     def _run(self) -> None:
         problem = None
         try:
-            self._prepare(self._lines.append)
+            self._prepare(self._lines.append, self._extra)
         except LoraError as error:
             problem = str(error)
         except Exception:

@@ -13,6 +13,7 @@ from lib_lora.jobs import environment
 from lib_lora.jobs.client import Run
 from lib_lora.jobs.queue import Queue
 from lib_lora.jobs.story import RunState
+from lib_lora.train.config_learning import OPTIMIZER_PACKAGES
 from lib_lora.train.dataset_report import report
 from lib_lora.ui.attendant import will_be_delivered
 from lib_lora.ui.forecast_view import Forecaster
@@ -117,6 +118,7 @@ class TrainService:
         config = self._requests.read(settings, self._taken())
         if fit:
             config = self._forecaster.fitted(config)
+        self._preparation.check(OPTIMIZER_PACKAGES.get(config.optimizer.type, ""))
         run = self._queue.add("train", config.to_dict())
         will_be_delivered(run)
         return {"run": run.id}
@@ -132,7 +134,8 @@ class TrainService:
         if asked not in ASKABLE:
             raise UsageError(f"There is no command {asked!r}.")
         if asked == "resume":
-            self._preparation.check()
+            asked_for = self._queue.find(run).asked()["config"].get("optimizer", {})
+            self._preparation.check(OPTIMIZER_PACKAGES.get(asked_for.get("type", ""), ""))
         self._queue.command(self._queue.find(run), ASKABLE[asked])
         return {}
 

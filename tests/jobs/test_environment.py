@@ -67,6 +67,8 @@ class Host:
             self.pin(name, "probe_one==1.0  # a\nprobe_two==1.0  # b\n")
         for torch in ("2.1", "2.6"):
             self.pin(f"bitsandbytes-torch-{torch}", "probe_two==1.0  # c\n")
+        for name in ("lion-pytorch", "prodigyopt"):
+            self.pin(name, "probe_one==1.0  # d\n")
         monkeypatch.setattr(environment, "HOME", self.home)
         monkeypatch.setattr(environment, "LISTS", self.lists)
         others = [entry for entry in sys.path if "site-packages" not in entry]
@@ -137,7 +139,8 @@ def test_the_lists_of_the_project_are_those_that_are_chosen():
     }
     there = {path.stem for path in environment.LISTS.glob("*.txt")}
     assert names <= there
-    assert {name for name in there if name.startswith(("worker-", "bitsandbytes-"))} == names
+    others = ("lane-", "standalone", "test")
+    assert {name for name in there if not name.startswith(others)} == names
 
 
 def test_preparing_puts_the_packages_first_on_the_workers_path_alone(host):
@@ -293,15 +296,20 @@ def test_two_that_prepare_at_once_wait_for_each_other(host, tmp_path):
 
 def test_optional_packages_come_when_they_are_asked_for(host):
     host.has(WEBUI)
+    environment.prepare(lambda step: None)
+    assert environment.status() is None
+    assert "probe_two 1.0" in environment.status("bitsandbytes")
     plan = environment.needed_for("bitsandbytes")
     assert plan.overlay.pins.stem == "bitsandbytes-torch-2.1"
-    environment.prepare_extra("bitsandbytes", lambda step: None)
+    environment.prepare(lambda step: None, "bitsandbytes")
     assert environment.needed_for("bitsandbytes").missing == ()
+    assert environment.status("bitsandbytes") is None
     path = environment.worker_environment()["PYTHONPATH"].split(os.pathsep)
-    assert path[:2] == [str(plan.overlay.folder), str(environment.PACKAGE_ROOT)]
+    base = str(environment.needed().overlay.folder)
+    assert path[:3] == [base, str(plan.overlay.folder), str(environment.PACKAGE_ROOT)]
     record = json.loads((plan.overlay.folder / environment.RECORD).read_text())
     assert record["pins"] == ["probe_two==1.0"]
     host.has({"bitsandbytes": "0.44.1"})
     assert environment.needed_for("bitsandbytes").overlay is None, "the host's own serves"
     with pytest.raises(UsageError, match="bitsandbytes"):
-        environment.prepare_extra("bitsandbites", lambda step: None)
+        environment.prepare(lambda step: None, "bitsandbites")

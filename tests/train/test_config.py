@@ -40,7 +40,7 @@ def test_all_problems_come_in_one_error():
     problems = problems_of(
         {
             "modle": {"base": "x"},
-            "data": {"folder": 3, "size": 100, "captoin": "x"},
+            "data": {"folder": 3, "size": 100, "captoin": "x", "keep_tags": 1},
             "network": {"rank": "16", "type": "lore", "unet": False},
             "schedule": {"steps": 10, "warmup": 10, "batch": 0, "accumulate": True},
             "saving": {"out": "lora.ckpt"},
@@ -53,6 +53,7 @@ def test_all_problems_come_in_one_error():
         "data.folder": "Expects a path; found 3.",
         "data.captoin": "There is no such key. Did you mean 'caption'?",
         "data.size": "Must be divisible by 8; found 100.",
+        "data.keep_tags": "Goes with caption_orders of 1 or more; tags stay in order without.",
         "network": "Nothing would be trained: set unet or text_encoder to true.",
         "network.rank": "Expects a whole number; found '16'.",
         "network.type": "'lore' is not accepted. Did you mean 'lora'?",
@@ -62,6 +63,33 @@ def test_all_problems_come_in_one_error():
         "saving.out": "Must end in .safetensors; found 'lora.ckpt'.",
         "run": "A section holds keys and values; found [].",
     }
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "wrong"),
+    [
+        (
+            {},
+            {
+                "optimizer.unet_rate": "Prodigy finds the rate and multiplies it by this: set 1; found 0.0001."
+            },
+        ),
+        ({"unet_rate": 1.0}, {}),
+    ],
+)
+def test_prodigy_takes_a_factor_for_a_rate(optimizer, wrong):
+    raw = {**MINIMAL, "optimizer": {"type": "prodigy", **optimizer}}
+    if wrong:
+        assert problems_of(raw) == wrong
+        return
+    TrainConfig.from_dict(raw)
+    both = {**raw, "network": {"text_encoder": True}}
+    both["optimizer"] = {**raw["optimizer"], "text_encoder_rate": 0.5}
+    (found,) = problems_of(both).items()
+    assert found == (
+        "optimizer.text_encoder_rate",
+        "Prodigy has one rate for all: set that of the UNet.",
+    )
 
 
 def test_every_type_that_can_be_created_can_be_chosen():

@@ -1,9 +1,12 @@
 """The flat optimizer: the same steps as PyTorch's on single tensors, the rate's course, and a state that brings it all back."""
 
 import math
+import sys
 
 import pytest
 import torch
+from lion_pytorch import Lion
+from prodigyopt import Prodigy
 
 from lib_lora.errors import UsageError
 from lib_lora.train.config_learning import OptimizerConfig, ScheduleConfig
@@ -65,7 +68,67 @@ def test_the_rate_rises_over_the_warm_up_and_falls_along_a_cosine():
     assert [rate_share(step, flat) for step in (0, 1, 2, 11)] == [0.5, 1.0, 1.0, 1.0]
 
 
-def test_a_restored_state_goes_on_to_the_same_bits():
+LIBRARIES = {"prodigy": Prodigy, "lion": Lion}
+
+
+@pytest.mark.parametrize(("type_", "rate", "steps"), [("prodigy", 1.0, 60), ("lion", 0.01, 6)])
+def test_other_optimizers_step_as_their_libraries_do_on_single_tensors(type_, rate, steps):
+    tensors, others = leaves(), leaves()
+    config = OptimizerConfig(type=type_, unet_rate=rate, weight_decay=0.1, clip=0.0)
+    optimizer = Optimizer([flatten("unet", rate, tensors)], config, SCHEDULE)
+    found = trained(tensors, optimizer, 0, steps)
+    more = {"use_bias_correction": True, "safeguard_warmup": True} if type_ == "prodigy" else {}
+    expected = LIBRARIES[type_](others, lr=rate, betas=(0.9, 0.999), weight_decay=0.1, **more)
+    for _ in range(steps):
+        expected.zero_grad()
+        loss_of(others).backward()
+        expected.step()
+    for one, other, start in zip(found, others, leaves(), strict=True):
+        moved = float((one - start).abs().max())
+        assert float((one - other).abs().max()) < 0.01 * moved
+        assert moved > 1e-4
+
+
+def test_prodigy_goes_on_at_the_rate_it_had_found():
+    config = OptimizerConfig(type="prodigy", unet_rate=1.0)
+    tensors = leaves()
+    optimizer = Optimizer([flatten("unet", 1.0, tensors)], config, SCHEDULE)
+    trained(tensors, optimizer, 0, 60)
+    state = {key: tensor.clone() for key, tensor in optimizer.state().items()}
+    assert float(state["found"][0]) > 1e-5  # it begins at 1e-6
+    expected = trained(tensors, optimizer, 60, 63)
+    others = leaves(seed=1)
+    resumed = Optimizer([flatten("unet", 1.0, others)], config, SCHEDULE)
+    resumed.restore({**state, "found": torch.tensor([1e-6, 1e-6, 0.0, 0.0])}, 60)
+    assert not all(map(torch.equal, trained(others, resumed, 60, 63), expected))
+    resumed.restore(state, 60)
+    assert all(map(torch.equal, trained(others, resumed, 60, 63), expected))
+
+
+def test_a_library_that_is_not_there_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "prodigyopt", None)
+    groups = [flatten("unet", 1.0, leaves())]
+    with pytest.raises(UsageError, match="needs the prodigyopt library"):
+        Optimizer(groups, OptimizerConfig(type="prodigy"), SCHEDULE)
+
+
+@pytest.mark.parametrize("type_", ["adamw", "prodigy", "lion"])
+@pytest.mark.parametrize("at", [0, 3])
+def test_a_restored_state_goes_on_to_the_same_bits(type_, at):
+    rate = 1.0 if type_ == "prodigy" else 0.01
+    config = OptimizerConfig(type=type_, unet_rate=rate)
+    tensors = leaves()
+    optimizer = Optimizer([flatten("unet", rate, tensors)], config, SCHEDULE)
+    trained(tensors, optimizer, 0, at)
+    state = {key: tensor.clone() for key, tensor in optimizer.state().items()}
+    expected = trained(tensors, optimizer, at, 6)
+    others = leaves(seed=1)
+    resumed = Optimizer([flatten("unet", rate, others)], config, SCHEDULE)
+    resumed.restore(state, at)
+    assert all(map(torch.equal, trained(others, resumed, at, 6), expected))
+
+
+def test_a_state_without_its_moments_goes_another_way():
     config = OptimizerConfig(unet_rate=0.01)
     tensors = leaves()
     optimizer = Optimizer([flatten("unet", 0.01, tensors)], config, SCHEDULE)
@@ -73,10 +136,6 @@ def test_a_restored_state_goes_on_to_the_same_bits():
     state = {key: tensor.clone() for key, tensor in optimizer.state().items()}
     expected = trained(tensors, optimizer, 3, 6)
     others = leaves(seed=1)
-    resumed = Optimizer([flatten("unet", 0.01, others)], config, SCHEDULE)
-    resumed.restore(state, 3)
-    assert all(map(torch.equal, trained(others, resumed, 3, 6), expected))
-    # The control: without the moments the way is another.
     fresh = Optimizer([flatten("unet", 0.01, others)], config, SCHEDULE)
     fresh.restore({**state, "unet.exp_avg": torch.zeros_like(state["unet.exp_avg"])}, 3)
     assert not all(map(torch.equal, trained(others, fresh, 3, 6), expected))

@@ -17,7 +17,7 @@ def until(preparation, key, value):
 
 
 def test_what_is_ready_lets_a_training_begin():
-    preparation = Preparation(lambda: None, lambda tell: None, True)
+    preparation = Preparation(lambda extra: None, lambda tell, extra: None, True)
     preparation.check()
     assert preparation.view()["ready"]
 
@@ -25,12 +25,12 @@ def test_what_is_ready_lets_a_training_begin():
 def test_preparing_tells_its_steps_and_is_done_once():
     lacking, gate = ["diffusers is missing."], threading.Event()
 
-    def prepare(tell):
+    def prepare(tell, extra):
         tell("Collecting diffusers")
         gate.wait(5)
         lacking.clear()
 
-    preparation = Preparation(lambda: lacking[0] if lacking else None, prepare, True)
+    preparation = Preparation(lambda extra: lacking[0] if lacking else None, prepare, True)
     with pytest.raises(UsageError, match="diffusers is missing"):
         preparation.check()
     preparation.begin()
@@ -44,17 +44,36 @@ def test_preparing_tells_its_steps_and_is_done_once():
 
 
 def test_what_went_wrong_is_a_sentence_and_can_be_tried_again():
-    def prepare(tell):
+    def prepare(tell, extra):
         raise LoraError("PyPI cannot be reached.")
 
-    preparation = Preparation(lambda: "It is missing.", prepare, True)
+    preparation = Preparation(lambda extra: "It is missing.", prepare, True)
     preparation.begin()
     view = until(preparation, "sentence", "PyPI cannot be reached.")
     assert (view["ready"], view["allowed"]) == (False, True)
 
 
 def test_over_the_network_nobody_installs():
-    preparation = Preparation(lambda: "It is missing.", lambda tell: None, False)
+    preparation = Preparation(lambda extra: "It is missing.", lambda tell, extra: None, False)
     assert not preparation.view()["allowed"]
     with pytest.raises(UsageError, match="over the network"):
         preparation.begin()
+
+
+def test_an_optional_package_is_lacking_for_the_training_that_needs_it_alone():
+    there = set()
+    preparation = Preparation(
+        lambda extra: f"{extra} is missing." if extra and extra not in there else None,
+        lambda tell, extra: there.add(extra),
+        True,
+    )
+    preparation.check()
+    with pytest.raises(UsageError, match="prodigyopt is missing"):
+        preparation.check("prodigyopt")
+    assert preparation.view()["allowed"]
+    preparation.check()
+    with pytest.raises(UsageError, match="prodigyopt is missing"):
+        preparation.check("prodigyopt")
+    preparation.begin()
+    until(preparation, "ready", True)
+    preparation.check("prodigyopt")

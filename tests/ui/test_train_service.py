@@ -26,7 +26,7 @@ def host(tmp_path):
 
 
 def service_of(host, lacking=None):
-    ready = Preparation(lambda: lacking, lambda tell: None, True)
+    ready = Preparation(lambda extra: lacking, lambda tell, extra: None, True)
     requests = Requests(host, host.folder)
     sizes = {host.base: 64}
     return TrainService(host, Queue(host.folder / "runs", "this"), ready, requests, sizes)
