@@ -39,6 +39,14 @@ class RunConfig:
             choices=("same", "fp8"),
         ),
     )
+    text_device: str = field(
+        default="same",
+        metadata=about(
+            "Captions",
+            "Where text encoders that are not trained read the captions, once, before the first step; cpu is slow, and has room for T5.",
+            choices=("same", "cpu"),
+        ),
+    )
     vae_precision: str = field(
         default="same",
         metadata=about(

@@ -96,11 +96,11 @@ class Keeper(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Material:
-    """What the loss is computed from, all on one device but `buckets`.
+    """What the loss is computed from, all on one device but `captions` and `buckets`, which are on the CPU.
 
-    denoise: (noisy latents, times, pictures, caption rows) -> prediction; latents: of each picture (channels, height, width), in the
-    dtype of the loss; captions: (pictures,), the caption row of each, row 0 being the empty caption; buckets: the pictures of one
-    epoch, repeats included, those of one size in each; compute: the dtype of the denoiser.
+    denoise: (noisy latents, times, pictures, caption rows on the CPU) -> prediction; latents: of each picture (channels, height,
+    width), in the dtype of the loss; captions: (pictures, orders), the caption rows of each, row 0 being the empty caption; buckets:
+    the pictures of one epoch, repeats included, those of one size in each; compute: the dtype of the denoiser.
     """
 
     denoise: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -124,11 +124,20 @@ class Material:
             level.to(latents)[:, None, None, None] for level in self.objective.levels(draws.times)
         )
         noisy = mixed(latents, noise, signal, spread).to(self.compute)
-        rows, empty = draws.rows.to(latents.device), draws.empty.to(latents.device)
-        prediction = self.denoise(noisy, times, rows, self.captions[rows].masked_fill(empty, 0))
+        prediction = self.denoise(noisy, times, draws.rows.to(latents.device), self.rows(draws))
         target = self.objective.target(latents, noise, signal, spread)
         weights = self.objective.weights(draws.times, self.gamma).to(latents)
         return weighted_loss(prediction, target, weights)
+
+    def rows(self, draws: Draws) -> Tensor:
+        """Return the caption row of each sample: (batch,)."""
+        of_pictures = self.captions[draws.rows]  # (batch, orders)
+        if draws.orders is None:
+            rows = of_pictures[:, 0]
+        else:
+            places = (draws.orders * of_pictures.shape[1]).long()
+            rows = of_pictures.gather(1, places[:, None])[:, 0]
+        return rows.masked_fill(draws.empty, 0)
 
 
 class Loop:

@@ -146,13 +146,15 @@ def objective_of(name: ObjectiveName, zero_terminal: bool = False) -> Objective:
 class Draws:
     """What one forward pass trains on: pictures, what the denoiser is told as its time, noise, and which lose their caption.
 
-    rows, times, empty: (batch,); noise: (batch, channels, height, width). All on the CPU.
+    rows, times, empty: (batch,); noise: (batch, channels, height, width); orders: (batch,), where among the orders of its caption a
+    picture's is, from 0 to below 1, `None` for the first. All on the CPU.
     """
 
     rows: Tensor
     times: Tensor
     noise: Tensor
     empty: Tensor
+    orders: Tensor | None = None
 
 
 def stream(seed: int, *names: object) -> torch.Generator:
@@ -197,7 +199,8 @@ def training_draws(
     empty = torch.rand(batch, generator=draw) < drop
     if offset:
         noise = noise + offset * torch.randn((batch, shape[0], 1, 1), generator=draw)
-    return Draws(rows, times, noise, empty)
+    orders = torch.rand(batch, generator=draw, dtype=torch.float64)
+    return Draws(rows, times, noise, empty, orders)
 
 
 def validation_draws(

@@ -15,6 +15,7 @@ from lib_lora.train.attach import trained_components
 from lib_lora.train.base_model import BaseModel, load_base_model
 from lib_lora.train.buckets import Buckets, Fit, Size
 from lib_lora.train.cache import Latents, encode_pictures
+from lib_lora.train.caption_orders import in_orders
 from lib_lora.train.config import TrainConfig
 from lib_lora.train.config_inputs import DataConfig
 from lib_lora.train.dataset import Picture, find_pictures
@@ -24,13 +25,21 @@ from lib_lora.train.objective import objective_of
 from lib_lora.train.precision import DTYPES
 from lib_lora.train.preview import Preview
 from lib_lora.train.savings import compute_blocks_again, prepare_denoiser, prepare_vae
-from lib_lora.train.text import Captions, Encoded, encode, encode_all, put_together, tokenize
+from lib_lora.train.text import (
+    WORDS,
+    Captions,
+    Encoded,
+    encode,
+    encode_all,
+    put_together,
+    tokenize,
+)
 
 NAMED_PROBLEMS = 10
 
 
 Predict = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-"""(noisy latents, times, caption rows, sizes) -> prediction."""
+"""(noisy latents, times, caption rows on the CPU, sizes) -> prediction."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +85,18 @@ def prepare(
     latents = encode_pictures(vae, latent, dataset, buckets, progress)
     vae.cpu()
     watcher.stage("captions")
-    texts = [picture.caption for picture in latents.pictures]
-    captions = tokenize(base, texts)
-    _tell(latents, captions, watcher)
+    data = config.data
+    heard = [
+        in_orders(picture.caption, data.caption_orders, data.keep_tags, config.run.seed)
+        for picture in latents.pictures
+    ]
+    captions = tokenize(base, [text for texts in heard for text in texts], data.caption_parts)
+    _tell(latents, captions, data.caption_parts, watcher)
     components = trained_components(config.network, base.checkpoint.family)
-    text = _text(config, base, captions, components, device)
+    text = read_captions(config, base, captions, components, device)
     # Encoded apart: in one batch with the captions, prompts could move the last bits of these.
-    prompts = tokenize(base, config.samples.texts)
-    prompt_text = _text(config, base, prompts, components, device)
+    prompts = tokenize(base, config.samples.texts, data.caption_parts)
+    prompt_text = read_captions(config, base, prompts, components, device)
     prepare_denoiser(base.denoiser, config.run, device)
     base.denoiser.to(device)
     base = settled(base)
@@ -93,7 +106,7 @@ def prepare(
     material = Material(
         denoise=_denoise(predict, latents, device),
         latents=[value.float() for value in latents.values],
-        captions=captions.row_of.to(device),
+        captions=captions.rows.view(len(heard), -1),
         buckets=latents.buckets(),
         objective=objective_of(base.checkpoint.family.objective, zero_terminal),
         gamma=config.loss.min_snr_gamma,
@@ -103,8 +116,7 @@ def prepare(
     if config.run.checkpointing:
         stepped = {n: m for n, m in base.modules().items() if n in components or m is base.denoiser}
         compute_blocks_again(stepped)
-    sampled = prompts.row_of.to(device)
-    preview = _preview(config, base, _predictor(base, prompt_text), sampled, material)
+    preview = _preview(config, base, _predictor(base, prompt_text), prompts.rows, material)
     return Prepared(material, base.checkpoint, modules, latents.pictures, preview)
 
 
@@ -119,7 +131,7 @@ def _buckets(data: DataConfig, latent: Latent) -> Buckets:
     return Buckets(data.size, data.bucket_step, data.upscale)
 
 
-def _text(
+def read_captions(
     config: TrainConfig,
     base: BaseModel,
     captions: Captions,
@@ -129,25 +141,30 @@ def _text(
     """Return what gives the text of caption rows; encoders that are not trained have spoken once and are let go of."""
     family, skip = base.checkpoint.family, config.model.clip_skip
     width = context_width(base.denoiser)
-    ids = {name: found.to(device) for name, found in captions.ids.items()}
-    there = [each for each in family.text_encoders if each.component in ids]
+    there = [each for each in family.text_encoders if each.component in captions.ids]
     live = [each for each in there if each.component in trained]
     modules = {each.component: base.text_encoders[each.component].to(device) for each in live}
+    ids = {name: captions.ids[name].to(device) for name in modules}
+    place = torch.device("cpu") if config.run.text_device == "cpu" else device
     kept = {}
     for each in there:
         if each not in live:
-            module = base.text_encoders[each.component].to(device)
-            kept[each.component] = encode_all(module, each, ids[each.component], skip)
+            module = base.text_encoders[each.component].to(place)
+            if place.type == "cpu" and config.run.precision == "fp16":
+                module.to(torch.bfloat16)  # a CPU may not multiply in fp16, and T5 overflows it
+            kept[each.component] = encode_all(module, each, captions, skip).on(device)
             module.cpu()
     zeros = family.denoiser is not None and family.denoiser.zeros_when_dropped
 
     def text(rows: Tensor) -> Encoded:
-        said = {name: encoded.rows(rows) for name, encoded in kept.items()}
+        parts = captions.parts_of(rows)
+        count, flat = parts.shape[1], parts.flatten().to(device)
+        said = {name: encoded.rows(flat).joined(count) for name, encoded in kept.items()}
         for each in live:
             name = each.component
-            said[name] = encode(modules[name], each, ids[name][rows], skip)
+            said[name] = encode(modules[name], each, ids[name][flat], skip).joined(count)
         told = put_together(family, said, width)
-        return told.zeroed(rows == 0) if zeros else told
+        return told.zeroed((rows == 0).to(device)) if zeros else told
 
     return text
 
@@ -185,9 +202,10 @@ def _preview(
     """
     if len(rows) < 2:
         return None
+    device = material.device
     size = config.samples.size or config.data.size
     square = Fit(Size(size, size), Size(size, size), 1.0)
-    sizes = torch.tensor([size_numbers(square)]).float().to(rows.device)
+    sizes = torch.tensor([size_numbers(square)]).float().to(device)
     kept = rows if config.samples.negative else torch.cat([torch.zeros_like(rows[:1]), rows[1:]])
 
     def draw(noisy: Tensor, times: Tensor, which: Tensor) -> Tensor:
@@ -200,7 +218,7 @@ def _preview(
         latent=base.checkpoint.family.latent,
         predict=draw,
         vae=base.vae,
-        device=rows.device,
+        device=device,
         compute=material.compute,
     )
 
@@ -217,14 +235,14 @@ def _leave_if_asked(watcher: Watcher) -> None:
 def _tell_model(config: TrainConfig, base: BaseModel, watcher: Watcher) -> None:
     """Say what the base model is, and what of the configuration does not concern it."""
     family = base.checkpoint.family
-    watcher.note(f"{family.label}, which predicts {WORDS[family.objective]}.")
+    watcher.note(f"{family.label}, which predicts {IN_WORDS[family.objective]}.")
     for note in base.notes:
         watcher.note(note)
     if config.model.clip_skip > 1 and not any(each.skips for each in family.text_encoders):
         watcher.note(f"Clip skip has no effect: {family.label} reads one layer of its text alone.")
 
 
-def _tell(latents: Latents, captions: Captions, watcher: Watcher) -> None:
+def _tell(latents: Latents, captions: Captions, parts: int, watcher: Watcher) -> None:
     """Say what will be trained on, and name what is not as it seems."""
     with_caption = sum(bool(picture.caption) for picture in latents.pictures)
     watcher.note(f"{len(latents.pictures)} pictures, {with_caption} of them with a caption.")
@@ -233,8 +251,10 @@ def _tell(latents: Latents, captions: Captions, watcher: Watcher) -> None:
     if len(latents.problems) > NAMED_PROBLEMS:
         watcher.note(f"Left out besides: {len(latents.problems) - NAMED_PROBLEMS} more files.")
     for text in captions.cut[:NAMED_PROBLEMS]:
-        watcher.note(f"Longer than 75 tokens, its end is not trained: {text[:60]!r}...")
+        watcher.note(
+            f"Longer than {WORDS * parts} tokens, its end is not trained: {text[:60]!r}..."
+        )
 
 
-WORDS = {"epsilon": "the noise", "v": "v", "flow": "the way from the picture to the noise"}
+IN_WORDS = {"epsilon": "the noise", "v": "v", "flow": "the way from the picture to the noise"}
 """What a denoiser predicts, in a person's words."""

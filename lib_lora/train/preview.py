@@ -93,7 +93,7 @@ class Preview:
 
     def _guided(self, x: Tensor, time: Tensor, row: int) -> Tensor:
         """Return the prediction, moved from the negative text towards the prompt (Ho and Salimans, 2022)."""
-        rows = torch.tensor([0, row], device=self.device)
+        rows = torch.tensor([0, row])
         both = torch.cat([x, x]).to(self.compute)
         prediction = self.predict(both, time.expand(2).to(self.device), rows).to(x.dtype)
         negative, positive = prediction.chunk(2)

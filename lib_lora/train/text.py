@@ -1,4 +1,8 @@
-"""What a denoiser is told of a caption: the outputs of a family's text encoders, put together as the family reads them."""
+"""What a denoiser is told of a caption: the outputs of a family's text encoders, put together as the family reads them.
+
+A long caption is read in parts of 75 tokens, each between its own begin and end, and what is said of the parts is joined, as
+AUTOMATIC1111 v1.10.1 does with long prompts (modules/sd_hijack_clip.py, modules/models/sd3/sd3_cond.py).
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,10 @@ from lib_lora.families.table import Family, TextEncoder
 from lib_lora.train.base_model import BaseModel
 
 TOKENS = 77
-CAPTIONS_AT_ONCE = 16
+WORDS = TOKENS - 2
+REACH = 20
+"""The WebUI's "Prompt word wrap length limit" as it comes."""
+AT_ONCE = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +33,18 @@ class Encoded:
     pooled: Tensor | None = None
 
     def rows(self, rows: Tensor) -> Encoded:
-        """Return the same of some captions."""
+        """Return the same of some captions or parts."""
         return Encoded(self.tokens[rows], None if self.pooled is None else self.pooled[rows])
+
+    def joined(self, parts: int) -> Encoded:
+        """Return what is said of captions from what is said of so many parts of each, one after the other; the first one's pooled."""
+        pooled = None if self.pooled is None else self.pooled[::parts]
+        return Encoded(self.tokens.unflatten(0, (-1, parts)).flatten(1, 2), pooled)
+
+    def on(self, device: torch.device) -> Encoded:
+        """Return the same on a device."""
+        pooled = None if self.pooled is None else self.pooled.to(device)
+        return Encoded(self.tokens.to(device), pooled)
 
     def zeroed(self, which: Tensor) -> Encoded:
         """Return the same with zeros for these captions; which: (captions,)."""
@@ -37,40 +54,80 @@ class Encoded:
 
 @dataclass(frozen=True, slots=True)
 class Captions:
-    """The different captions, the one that stands for a dropped caption first.
+    """The different captions, the one that stands for a dropped caption first; all on the CPU.
 
-    ids: token ids (captions, tokens) by text encoder; row_of: (pictures,), the caption of each picture; cut: the texts that were too
-    long.
+    ids: token ids (parts, tokens) by text encoder; parts: (captions, most parts), those of each caption, filled up with part 0, which
+    is the empty caption's only one; counts: (captions,) how many are its own; rows: (texts,), the caption of each text; cut: the texts
+    that were too long.
     """
 
     ids: Mapping[str, Tensor]
-    row_of: Tensor
+    parts: Tensor
+    counts: Tensor
+    rows: Tensor
     cut: tuple[str, ...]
 
+    def parts_of(self, captions: Tensor) -> Tensor:
+        """Return the parts of some captions, as many for each as the longest has: (captions, parts)."""
+        return self.parts[captions, : int(self.counts[captions].max())]
 
-def tokenize(base: BaseModel, texts: Sequence[str]) -> Captions:
-    """Tokenize one caption per picture, each different text once, for every text encoder that is there."""
-    different = dict.fromkeys(texts)
-    row = {text: number for number, text in enumerate(different, 1)}
-    ids, cut = {}, set()
+
+def tokenize(base: BaseModel, texts: Sequence[str], most: int = 1) -> Captions:
+    """Tokenize texts, each different one once, for every text encoder that is there. most: the parts that a caption may have."""
+    different = ("", *dict.fromkeys(texts))
+    split = [_split(base.tokenizer, text) for text in different]
+    kept = [parts[:most] for parts in split]
+    counts = torch.tensor([len(parts) for parts in kept])
+    cut = {text for text, parts in zip(different, split, strict=True) if len(parts) > most}
+    ids = {}
     for encoder in base.checkpoint.family.text_encoders:
-        if encoder.component in base.text_encoders:
-            tokenizer = base.tokenizer if encoder.kind == "clip" else base.t5_tokenizer
-            assert tokenizer is not None  # a T5 encoder is not loaded without one
-            rows = [_tokens(tokenizer, text, encoder.padding) for text in ("", *different)]
-            ids[encoder.component] = torch.tensor([found for found, _ in rows])
-            cut |= {text for text, (_, long) in zip(different, rows[1:], strict=True) if long}
-    cut_texts = tuple(text for text in different if text in cut)
-    return Captions(ids, torch.tensor([row[text] for text in texts]), cut_texts)
+        if encoder.component not in base.text_encoders:
+            continue
+        if encoder.kind == "clip":
+            begin, end = base.tokenizer("").input_ids
+            rows = [[begin, *part, end] for parts in kept for part in parts]
+            rows = [row + [encoder.padding] * (TOKENS - len(row)) for row in rows]
+        else:
+            assert base.t5_tokenizer is not None  # a T5 encoder is not loaded without one
+            rows = []
+            for text, parts in zip(different, kept, strict=True):
+                whole, long = _t5_row(base.t5_tokenizer, text, len(parts), encoder.padding)
+                rows += [whole[start : start + TOKENS] for start in range(0, len(whole), TOKENS)]
+                cut |= {text} if long else set()
+        ids[encoder.component] = torch.tensor(rows)
+    places, starts = torch.arange(int(counts.max())), counts.cumsum(0) - counts
+    table = torch.where(places < counts[:, None], starts[:, None] + places, 0)
+    row = {text: number for number, text in enumerate(different[1:], 1)}
+    rows_of_texts = torch.tensor([row[text] for text in texts], dtype=torch.long)
+    return Captions(ids, table, counts, rows_of_texts, tuple(t for t in row if t in cut))
 
 
-def _tokens(
-    tokenizer: CLIPTokenizer | PreTrainedTokenizerFast, text: str, padding: int
+def _split(tokenizer: CLIPTokenizer, text: str) -> list[list[int]]:
+    """Return the ids of a text in parts of at most 75 tokens.
+
+    A part that is full ends after its last comma where one is among its last 20 tokens, and the next does not begin with one.
+    """
+    tokens, comma = tokenizer(text).input_ids[1:-1], tokenizer.convert_tokens_to_ids(",</w>")
+    parts = []
+    while len(tokens) > WORDS:
+        end = WORDS
+        if tokens[WORDS] != comma and comma in tokens[WORDS - REACH : WORDS]:
+            end = WORDS - tokens[:WORDS][::-1].index(comma)
+        parts.append(tokens[:end])
+        tokens = tokens[end:]
+    return [*parts, tokens]
+
+
+def _t5_row(
+    tokenizer: PreTrainedTokenizerFast, text: str, parts: int, padding: int
 ) -> tuple[list[int], bool]:
-    """Return a text's token ids, filled up, and whether the text was too long for them; its end token stays the last."""
-    found = tokenizer(text).input_ids
-    kept = found if len(found) <= TOKENS else [*found[: TOKENS - 1], found[-1]]
-    return kept + [padding] * (TOKENS - len(kept)), len(found) > TOKENS
+    """Return T5's ids of a text, which has the length of CLIP's parts and is not split, and whether it was too long for that.
+
+    Its end token stays the last.
+    """
+    found, length = tokenizer(text).input_ids, TOKENS * parts
+    kept = found if len(found) <= length else [*found[: length - 1], found[-1]]
+    return kept + [padding] * (length - len(kept)), len(found) > length
 
 
 def encode(module: Any, how: TextEncoder, ids: Tensor, clip_skip: int = 1) -> Encoded:
@@ -92,9 +149,16 @@ def encode(module: Any, how: TextEncoder, ids: Tensor, clip_skip: int = 1) -> En
 
 
 @torch.no_grad()
-def encode_all(module: Any, how: TextEncoder, ids: Tensor, clip_skip: int = 1) -> Encoded:
-    """Return what a text encoder says of all captions, a few at a time, on its own device."""
-    parts = [encode(module, how, part, clip_skip) for part in ids.split(CAPTIONS_AT_ONCE)]
+def encode_all(module: Any, how: TextEncoder, captions: Captions, clip_skip: int = 1) -> Encoded:
+    """Return what a text encoder says of all parts, a few at a time, on its own device; T5 hears all parts of a caption at once."""
+    ids = captions.ids[how.component].to(next(module.parameters()).device)
+    if how.kind == "t5":
+        tokens = [
+            encode(module, how, ids[row[:count]].flatten()[None]).tokens.unflatten(1, (count, -1))
+            for row, count in zip(captions.parts, captions.counts.tolist(), strict=True)
+        ]
+        return Encoded(torch.cat(tokens, dim=1)[0])
+    parts = [encode(module, how, part, clip_skip) for part in ids.split(AT_ONCE)]
     pooled = [part.pooled for part in parts if part.pooled is not None]
     return Encoded(
         torch.cat([part.tokens for part in parts]), torch.cat(pooled) if pooled else None

@@ -18,6 +18,7 @@ from lib_lora.formats.metadata import TrainedFacts, base_facts, trained_metadata
 from lib_lora.formats.network_file import check_writable
 from lib_lora.train.attach import Attached, attach, selected_layers
 from lib_lora.train.base_model import live_modules
+from lib_lora.train.captions import caption_tags
 from lib_lora.train.config import TrainConfig
 from lib_lora.train.config_learning import NetworkConfig
 from lib_lora.train.dataset import Picture
@@ -27,8 +28,14 @@ from lib_lora.train.optim import Optimizer, flatten
 from lib_lora.train.precision import make_scaler
 from lib_lora.train.prepare import LeftError, prepare
 from lib_lora.train.state import State, read_state
+from lib_lora.train.text import WORDS
 
-OPTIMIZERS = {"adamw": "torch.optim.AdamW", "adamw8bit": "bitsandbytes.optim.AdamW8bit"}
+OPTIMIZERS = {
+    "adamw": "torch.optim.AdamW",
+    "adamw8bit": "bitsandbytes.optim.AdamW8bit",
+    "prodigy": "prodigyopt.Prodigy",
+    "lion": "lion_pytorch.Lion",
+}
 LYCORIS_MODULE = "lycoris.kohya"
 LYCORIS_ALGORITHMS = {"lora": "locon", "oft": "diag-oft"}  # where it does not call a type as we do
 
@@ -150,8 +157,7 @@ def _tags(pictures: Iterable[Picture]) -> dict[str, dict[str, int]]:
     """Count in how many pictures of each folder a caption part, between commas, stands."""
     counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for picture in pictures:
-        parts = {part.strip() for part in picture.caption.split(",")} - {""}
-        counts[picture.file.parent.name].update(parts)
+        counts[picture.file.parent.name].update(caption_tags(picture.caption))
     return {folder: dict(found) for folder, found in counts.items()}
 
 
@@ -175,6 +181,9 @@ def _settings(config: TrainConfig) -> dict[str, str | int | float | bool]:
         "enable_bucket": config.data.bucket_step > 0,
         "bucket_no_upscale": not config.data.upscale,
         "caption_dropout_rate": config.data.caption_dropout,
+        "shuffle_caption": config.data.caption_orders > 0,
+        "keep_tokens": config.data.keep_tags,
+        "max_token_length": WORDS * config.data.caption_parts,
         "gradient_checkpointing": config.run.checkpointing,
         "fp8_base": config.run.storage == "fp8",
         "mixed_precision": "no" if config.run.precision == "fp32" else config.run.precision,

@@ -8,7 +8,7 @@ def asked_config(base_file, pictures, out_file, **sections):
     """Return a configuration of a tiny training; `sections` are merged over it."""
     raw = {
         "model": {"base": str(base_file), "config": str(CONFIG)},
-        "data": {"folder": str(pictures), "size": 64},
+        "data": {"folder": str(pictures), "size": 64, "caption_parts": 1},
         "network": {"rank": 4, "alpha": 2.0},
         "schedule": {"steps": 10, "batch": 2},
         "loss": {"validation_draws": 4},

@@ -100,7 +100,7 @@ def ours(tiny, unet, batch, dtype):
     material = Material(
         denoise=lambda noisy, times, _, rows: unet(noisy, times, contexts[rows]).sample,
         latents=batch.latents.to(dtype),
-        captions=torch.tensor([1, 2]),
+        captions=torch.tensor([[1], [2]]),
         buckets=[torch.arange(2)],
         objective=OBJECTIVES["epsilon"],
         gamma=config.loss.min_snr_gamma,

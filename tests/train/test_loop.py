@@ -3,6 +3,7 @@
 import copy
 import math
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -88,7 +89,7 @@ def make_loop(tiny, contexts):
                 unet(noisy, times, contexts.to(dtype)[rows]).sample
             ),
             latents=torch.randn((3, 4, 8, 8), generator=draw).to(dtype),
-            captions=torch.tensor([1, 2, 1]),
+            captions=torch.tensor([[1], [2], [1]]),
             buckets=[torch.arange(3)],
             objective=OBJECTIVES["epsilon"],
             gamma=5.0,
@@ -119,6 +120,20 @@ def test_accumulated_passes_equal_one_batch(make_loop):
     start = values(make_loop(torch.float64))
     assert float((values(whole) - start).norm()) > 0
     assert float((values(whole) - values(parts)).norm() / (values(whole) - start).norm()) < 1e-9
+
+
+def test_a_sample_has_one_of_the_orders_of_its_caption(make_loop):
+    captions = torch.tensor([[1, 2, 3], [4, 5, 6], [7, 8, 9]])
+    material = replace(make_loop().material, captions=captions)
+    asked = Draws(
+        rows=torch.tensor([0, 2, 1, 1]),
+        times=torch.zeros(4),
+        noise=torch.zeros(4),
+        empty=torch.tensor([False, False, False, True]),
+        orders=torch.tensor([0.0, 0.5, 0.99, 0.5]),
+    )
+    assert material.rows(asked).tolist() == [1, 8, 6, 0]
+    assert material.rows(replace(asked, orders=None)).tolist() == [1, 7, 4, 0]
 
 
 def test_a_dropped_caption_is_the_empty_one(make_loop):

@@ -12,8 +12,11 @@ from lib_lora.formats.checkpoint import open_checkpoint
 from lib_lora.train.base_model import load_base_model
 from lib_lora.train.buckets import Buckets
 from lib_lora.train.denoise import context_width, size_numbers
+from lib_lora.train.precision import DTYPES
+from lib_lora.train.prepare import read_captions
 from lib_lora.train.text import encode, encode_all, put_together, tokenize
 from tests.train import families
+from tests.train.asked import asked_config
 
 TEXTS = ["a circle, number 1", "a fox", "", "a " * 100]
 WITHOUT_CHECKER = {
@@ -35,19 +38,17 @@ def bases(tmp_path_factory):
     return found, folder
 
 
-def told(base, texts, clip_skip=1):
+def told(base, texts, clip_skip=1, most=1):
     """Return what our code tells of texts."""
-    family = base.checkpoint.family
-    ids = tokenize(base, texts).ids
-    said = {
-        each.component: encode_all(
-            base.text_encoders[each.component], each, ids[each.component], clip_skip
-        )
-        for each in family.text_encoders
-        if each.component in ids
-    }
-    rows = tokenize(base, texts).row_of
-    return put_together(family, said, context_width(base.denoiser)).rows(rows)
+    family, captions = base.checkpoint.family, tokenize(base, texts, most)
+    parts = captions.parts_of(captions.rows)
+    said = {}
+    for each in family.text_encoders:
+        if each.component in captions.ids:
+            module = base.text_encoders[each.component]
+            found = encode_all(module, each, captions, clip_skip)
+            said[each.component] = found.rows(parts.flatten()).joined(parts.shape[1])
+    return put_together(family, said, context_width(base.denoiser))
 
 
 def plain_pipeline(base, padding):
@@ -88,9 +89,8 @@ def test_clip_skip_is_the_webuis_and_moves_sd1_alone(bases):
     assert torch.equal(told(sd2, TEXTS, clip_skip=2).tokens, told(sd2, TEXTS).tokens)
 
 
-def test_sdxl_reads_penultimate_layers_and_the_projected_text(bases):
-    base = bases[0]["sdxl"]
-    pipeline = diffusers.StableDiffusionXLPipeline(
+def sdxl_pipeline(base):
+    return diffusers.StableDiffusionXLPipeline(
         vae=base.vae,
         text_encoder=base.text_encoders["te1"],
         text_encoder_2=base.text_encoders["te2"],
@@ -99,6 +99,11 @@ def test_sdxl_reads_penultimate_layers_and_the_projected_text(bases):
         unet=base.denoiser,
         scheduler=DDIMScheduler(),
     )
+
+
+def test_sdxl_reads_penultimate_layers_and_the_projected_text(bases):
+    base = bases[0]["sdxl"]
+    pipeline = sdxl_pipeline(base)
     tokens, dropped, pooled, dropped_pooled = pipeline.encode_prompt(TEXTS, device="cpu")
     found = told(base, TEXTS)
     torch.testing.assert_close(found.tokens, tokens, rtol=1e-4, atol=1e-5)
@@ -174,7 +179,75 @@ def test_captions_that_are_too_long_are_told_and_keep_their_end(bases):
     assert captions.cut == (TEXTS[3],)
     assert {tuple(ids.shape) for ids in captions.ids.values()} == {(5, 77)}
     assert captions.ids["te1"][4, -1] == families.END
-    assert captions.row_of.tolist() == [1, 2, 3, 4]
+    assert captions.rows.tolist() == [1, 2, 3, 4]
+
+
+CUTS = {
+    "a " * 100: [75, 25],
+    "red fox, " * 30: [75, 15],  # the seventy-fifth is a comma
+    "red , fox " * 40: [74, 46],
+    "a " * 60 + ", " + "b " * 30: [61, 30],
+    "a " * 50 + ", " + "b " * 40: [75, 16],  # the comma is too far back
+    "a " * 75 + ", b": [75, 2],  # a comma that begins a part
+    ", " * 160: [75, 75, 10],
+}
+
+
+@pytest.mark.parametrize("text", CUTS)
+def test_long_captions_are_cut_where_the_webui_cuts(bases, text):
+    """The lengths are those that tokenize_line of v1.10.1 gives with its settings as they come."""
+    captions = tokenize(bases[0]["sd1"], [text], most=3)
+    ids = [row[1 : row.tolist().index(families.END)] for row in captions.ids["te1"][1:]]
+    assert [len(each) for each in ids] == CUTS[text]
+    assert captions.cut == ()
+    assert tokenize(bases[0]["sd1"], [text]).cut == (text,)
+
+
+FIRST, SECOND = "a " * 60 + ",", "b " * 30
+LONG = f"{FIRST} {SECOND}"
+
+
+def parts_by_pipeline(pipeline, texts, **how):
+    """Return what diffusers says of each text as a prompt of its own, side by side in tokens, and the first's pooled output."""
+    said = [pipeline.encode_prompt(text, device="cpu", **how) for text in texts]
+    return torch.cat([each[0] for each in said], dim=1), said[0][2 if len(said[0]) > 2 else 1]
+
+
+@pytest.mark.parametrize(("name", "padding"), [("sd1", "<|endoftext|>"), ("sd2", "!")])
+def test_parts_are_read_as_prompts_of_their_own_and_joined(bases, name, padding):
+    base = bases[0][name]
+    how = {"num_images_per_prompt": 1, "do_classifier_free_guidance": False}
+    pipeline = plain_pipeline(base, padding)
+    found = told(base, ["a fox", LONG], most=3).tokens
+    assert found.shape[1] == 2 * 77
+    for row, texts in enumerate((("a fox", ""), (FIRST, SECOND))):
+        expected, _ = parts_by_pipeline(pipeline, texts, **how)
+        torch.testing.assert_close(found[row : row + 1], expected, rtol=1e-4, atol=1e-5)
+    assert told(base, ["a fox"], most=3).tokens.shape[1] == 77
+    short, _ = parts_by_pipeline(pipeline, ("a fox", SECOND), **how)
+    assert float((found[:1] - short).abs().max()) > 1e-2
+
+
+def test_the_pooled_text_is_that_of_the_first_part(bases):
+    base = bases[0]["sdxl"]
+    pipeline = sdxl_pipeline(base)
+    found = told(base, [LONG], most=2)
+    tokens, pooled = parts_by_pipeline(pipeline, (FIRST, SECOND))
+    torch.testing.assert_close(found.tokens, tokens, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(found.pooled, pooled, rtol=1e-4, atol=1e-5)
+
+
+def test_t5_hears_a_long_caption_whole_in_as_many_tokens_as_clip(bases):
+    """SD3Cond of v1.10.1 gives T5 token_count=lg_out.shape[1]."""
+    found_bases, folder = bases
+    base = found_bases["sd3 with t5"]
+    pipeline = sd3_pipeline(base, folder)
+    how = {"do_classifier_free_guidance": False, "max_sequence_length": 154, "device": "cpu"}
+    said = [pipeline.encode_prompt(part, part, LONG, **how) for part in (FIRST, SECOND)]
+    clips, t5 = [each[0][:, :77] for each in said], said[0][0][:, 77:]
+    found = told(base, [LONG], most=3)
+    torch.testing.assert_close(found.tokens, torch.cat([*clips, t5], 1), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(found.pooled, said[0][2], rtol=1e-4, atol=1e-5)
 
 
 def test_gradients_reach_a_text_encoder_that_is_trained(bases):
@@ -186,3 +259,18 @@ def test_gradients_reach_a_text_encoder_that_is_trained(bases):
     grads = {name: p.grad for name, p in module.named_parameters()}
     assert grads["text_projection.weight"] is not None
     assert all(g is not None for name, g in grads.items() if "layers.2" in name)
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype"), [("fp16", torch.bfloat16), ("bf16", torch.bfloat16)]
+)
+def test_captions_can_be_read_on_the_cpu_whatever_it_computes_in(bases, precision, dtype):
+    """A CPU may not multiply in fp16, and T5's values overflow it."""
+    whole, folder = bases[0]["sd3 with t5"], bases[1]
+    small = load_base_model(whole.checkpoint, folder, DTYPES[precision])
+    run = {"precision": precision, "text_device": "cpu"}
+    config = asked_config("a", "b", "c.safetensors", run=run)
+    captions = tokenize(small, TEXTS)
+    found = read_captions(config, small, captions, (), torch.device("cpu"))(captions.rows)
+    assert found.tokens.dtype == dtype
+    torch.testing.assert_close(found.tokens.float(), told(whole, TEXTS).tokens, rtol=0.1, atol=0.1)

@@ -55,7 +55,7 @@ def asked(tiny_file, pictures, tmp_path_factory):
     def make(**sections):
         defaults = {
             "network": {"conv_rank": 2, "text_encoder": True},
-            "data": {"caption_dropout": 0.3},
+            "data": {"caption_dropout": 0.3, "caption_orders": 3},
             "schedule": {"steps": 5, "batch": 1, "warmup": 2, "accumulate": 2},
             "optimizer": {"unet_rate": 1e-3, "text_encoder_rate": 1e-3},
         }
