@@ -16,7 +16,9 @@ from typing import NamedTuple
 class Kept(NamedTuple):
     """What a layer whose path fits `path` keeps for each token: `inputs` times its inputs and `outputs` times its outputs.
 
-    enters: how often its inputs are kept where the block around it is computed again; text: whether its tokens are the text's.
+    enters: how often its inputs are kept where the block around it is computed again; text: whether its tokens are the text's; wide:
+    how often its inputs are kept in fp32 besides, where the rest is computed in less; like: the layer beside it that has as many
+    outputs as it has inputs, where its own shape tells of one head alone.
     """
 
     path: str
@@ -24,6 +26,8 @@ class Kept(NamedTuple):
     outputs: float = 0.0
     enters: float = 0.0
     text: bool = False
+    wide: float = 0.0
+    like: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +102,8 @@ UNET = Costs(
 )
 
 # Modulation multiplies by numbers that are trained, so that it keeps what it multiplies. What attention gives to the two branches
-# is copied where a batch has more than one picture: half of it here.
+# is copied where a batch has more than one picture: half of it here. 3.5 normalises queries and keys by the root of their mean square,
+# in fp32, and keeps what came in.
 MMDIT = Costs(
     kept=(
         Kept(r"norm1\.linear$", inputs=2, enters=1),
@@ -107,6 +112,10 @@ MMDIT = Costs(
         Kept(r"attn2?\.to_[kv]$", inputs=0, outputs=1),
         Kept(r"attn\.add_q_proj$", inputs=1, outputs=1, text=True),
         Kept(r"attn\.add_[kv]_proj$", inputs=0, outputs=1, text=True),
+        Kept(r"attn2?\.norm_q$", inputs=1, wide=1, like="to_q"),
+        Kept(r"attn2?\.norm_k$", inputs=1, wide=1, like="to_k"),
+        Kept(r"attn\.norm_added_q$", inputs=1, wide=1, like="add_q_proj", text=True),
+        Kept(r"attn\.norm_added_k$", inputs=1, wide=1, like="add_k_proj", text=True),
         Kept(r"attn2?\.to_out\.0$", inputs=1.5, outputs=1),
         Kept(r"attn\.to_add_out$", inputs=1.5, outputs=1, text=True),
         Kept(r"ff\.net\.0\.proj$", inputs=3, outputs=1),

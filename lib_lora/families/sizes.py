@@ -151,8 +151,11 @@ def t5(width: int = 4096, inner: int = 10240, blocks: int = 24) -> Iterator[Size
     yield "encoder.final_layer_norm", (width,), False
 
 
-def mmdit(width: int, blocks: int, normalised: bool = False, second: int = 0) -> Iterator[Sized]:
-    """List the layers of SD3's transformer. normalised: 3.5's queries and keys; second: how many blocks attend twice."""
+def mmdit(width: int, blocks: int, normalised: int = 0, second: int = 0) -> Iterator[Sized]:
+    """List the layers of SD3's transformer.
+
+    normalised: the width of the heads whose queries and keys 3.5 normalises; second: how many blocks attend twice.
+    """
     yield "pos_embed.proj", (width, 16, 2, 2), True
     yield from _pair("time_text_embed.timestep_embedder.linear_", 256, width)
     yield from _pair("time_text_embed.text_embedder.linear_", 2048, width)
@@ -212,7 +215,7 @@ def _resnet(path: str, given: int, wide: int, time: int = 0) -> Iterator[Sized]:
         yield f"{path}.conv_shortcut", (wide, given, 1, 1), True
 
 
-def _joint(path: str, width: int, normalised: bool, twice: bool, last: bool) -> Iterator[Sized]:
+def _joint(path: str, width: int, normalised: int, twice: bool, last: bool) -> Iterator[Sized]:
     """List a joint block; in the last one the branch of the text ends with its queries, keys and values."""
     yield f"{path}.norm1.linear", ((9 if twice else 6) * width, width), True
     yield f"{path}.norm1_context.linear", ((2 if last else 6) * width, width), True
@@ -225,7 +228,7 @@ def _joint(path: str, width: int, normalised: bool, twice: bool, last: bool) -> 
     if normalised:
         norms = ("attn.norm_q", "attn.norm_k", "attn.norm_added_q", "attn.norm_added_k")
         for name in (*norms, *("attn2.norm_q", "attn2.norm_k") * twice):
-            yield f"{path}.{name}", (64,), False
+            yield f"{path}.{name}", (normalised,), False
     for branch in ("ff", *("ff_context",) * (not last)):
         yield f"{path}.{branch}.net.0.proj", (4 * width, width), True
         yield f"{path}.{branch}.net.2", (width, 4 * width), True
@@ -274,12 +277,12 @@ PUBLISHED: Mapping[str, Published] = {
     ),
     "sd3.5-medium": Published(
         SD35_MEDIUM,
-        {"transformer": partial(mmdit, 1536, 24, normalised=True, second=13), **SD3_ENCODERS},
+        {"transformer": partial(mmdit, 1536, 24, normalised=64, second=13), **SD3_ENCODERS},
         {"transformer": 384**2 * 1536},
     ),
     "sd3.5-large": Published(
         SD35_LARGE,
-        {"transformer": partial(mmdit, 2432, 38, normalised=True), **SD3_ENCODERS},
+        {"transformer": partial(mmdit, 2432, 38, normalised=64), **SD3_ENCODERS},
         {"transformer": 192**2 * 2432},
     ),
 }

@@ -34,8 +34,9 @@ SLACK_SHARE = 0.1
 PROGRAM_BYTES: Mapping[str, float] = {"cuda": 0.8 * GB, "cpu": 0.6 * GB}
 """What Python, its libraries and the device's context take, by device."""
 SLACK_BYTES: Mapping[str, float] = {"cuda": 0.5 * GB, "cpu": 0.0}
-STATE_BYTES: Mapping[str, float] = {"adamw": 8.0, "adamw8bit": 2.03}
-"""Both moments of one number, with the scale that a block of 256 shares."""
+STATE_BYTES: Mapping[str, float] = {"adamw": 8.0, "adamw8bit": 2.03, "prodigy": 16.0, "lion": 4.0}
+"""What an optimizer keeps of one number: both moments, in 8 bits with the scale that a block of 256 shares; Prodigy's also its first
+value and the sum of its gradients; Lion's one moment."""
 WIDEST = {"encoder": ("conv_in", ENCODER_PEAK), "decoder": ("conv_out", DECODER_PEAK)}
 """The layer of either side of the autoencoder that tells how wide it is where its pictures are largest."""
 
@@ -132,11 +133,14 @@ def plan(config: TrainConfig, facts: ModelFacts, machine: Machine) -> MemoryPlan
     network, kept = _network_parts(config, facts), activations(config, facts)
     step = kept.entries + kept.largest_block if config.run.checkpointing else kept.whole
     vae = component_bytes(facts, ("vae",), _vae_precision(config.run, facts))
-    text = [component_bytes(facts, (name,), config.run.precision) for name in facts.encoders]
-    spoken, drawn = max(text, default=0), vae
+    text = {n: component_bytes(facts, (n,), config.run.precision) for n in facts.encoders}
+    elsewhere = config.run.text_device == "cpu"
+    trained = trained_numbers(config.network, facts)
+    spoken = max((text[n] for n in text if n in trained or not elsewhere), default=0)
+    drawn = vae
     if machine.flags.device == "cpu":
         denoiser = component_bytes(facts, (facts.denoiser,), config.run.precision)
-        spoken = drawn = vae + sum(text) + denoiser
+        spoken = drawn = vae + sum(text.values()) + denoiser
     encoded = _pixels(config, facts, "encoder", config.data.size)
     parts: dict[str, Mapping[str, int]] = {
         "pictures": {"weights": drawn, "activations": encoded},

@@ -64,6 +64,14 @@ SAVINGS = (
         lambda config, machine: config.run.storage != "fp8",
     ),
     Saving(
+        "the captions on the CPU",
+        ("captions",),
+        "seconds for each caption where the encoder is as large as T5",
+        lambda config: {"run.text_device": "cpu"},
+        (),
+        lambda config, machine: config.run.text_device != "cpu",
+    ),
+    Saving(
         "the VAE one picture at a time",
         ("pictures",),
         "more passes to the same latents",

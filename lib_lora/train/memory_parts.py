@@ -132,7 +132,7 @@ class Activations:
 
 
 def activations(config: TrainConfig, facts: ModelFacts) -> Activations:
-    """Predict what one forward pass of the trained components keeps."""
+    """Predict what one forward pass of the trained components keeps, with captions as long as they may be."""
     chosen = selected_layers(facts.family, facts.layers, config.network)
     if not chosen:
         return Activations(0, 0, 0)
@@ -161,18 +161,27 @@ def _kept(
     side = config.data.size // facts.family.latent.factor
     levels = len({layer.path.split(".")[1] for layer in layers if "down_blocks" in layer.path})
     through_text = any(id_.startswith("te") for id_ in chosen)
+    widths = {layer.path: layer.shape[0] for layer in layers}
+    size = VALUE_BYTES[config.run.precision]
+    copied = 0 if size == 4 else 4 / size
     begun = False
     for layer in layers:
         row = costs.row(layer.path)
         begun = begun or layer.id in chosen or (through_text and row is not None and row.text)
         if not begun:
             continue
-        tokens = costs.text if row and row.text else costs.tokens(layer.path, side, levels)
+        if component.startswith("te") or (row and row.text):
+            tokens = costs.text * config.data.caption_parts
+        else:
+            tokens = costs.tokens(layer.path, side, levels)
         rows = tokens * config.schedule.batch
         outputs, inputs = layer.shape[0], layer.shape[:2][-1]
         numbers = entering = 0
         if row:
-            numbers = round((row.inputs * inputs + row.outputs * outputs) * rows)
+            if row.like:
+                inputs = widths[f"{layer.path.rpartition('.')[0]}.{row.like}"]
+            often = row.inputs + row.wide * copied
+            numbers = round((often * inputs + row.outputs * outputs) * rows)
             entering = round(row.enters * inputs * rows)
         if layer.id in chosen:
             numbers += round(_beside(config, layer, rows if row else config.schedule.batch))

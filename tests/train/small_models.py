@@ -8,7 +8,7 @@ from diffusers import SD3Transformer2DModel, UNet2DConditionModel
 from lib_lora.families import sizes
 from lib_lora.families.sd1 import SD1
 from lib_lora.families.sd2 import SD2
-from lib_lora.families.sd3 import SD3
+from lib_lora.families.sd3 import SD3, SD35_LARGE, SD35_MEDIUM
 from lib_lora.families.sdxl import SDXL
 from lib_lora.train.memory_parts import ModelFacts
 
@@ -67,6 +67,29 @@ def sd3():
         num_layers=3, attention_head_dim=16, num_attention_heads=4, caption_projection_dim=64
     )
     return module, _facts(SD3, {"transformer": partial(sizes.mmdit, 64, 3)}, module)
+
+
+def sd35_medium():
+    """Return a transformer of Stable Diffusion 3.5 Medium, whose first two blocks attend twice, and its facts."""
+    return _sd35(SD35_MEDIUM, 2)
+
+
+def sd35_large():
+    """Return a transformer of Stable Diffusion 3.5 Large, and its facts."""
+    return _sd35(SD35_LARGE, 0)
+
+
+def _sd35(family, twice):
+    module = SD3Transformer2DModel(
+        num_layers=3,
+        attention_head_dim=16,
+        num_attention_heads=4,
+        caption_projection_dim=64,
+        qk_norm="rms_norm",
+        dual_attention_layers=tuple(range(twice)),
+    )
+    listed = partial(sizes.mmdit, 64, 3, normalised=16, second=twice)
+    return module, _facts(family, {"transformer": listed}, module)
 
 
 def _facts(family, components, module=None):

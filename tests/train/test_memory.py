@@ -9,6 +9,7 @@ from lib_lora.errors import UsageError
 from lib_lora.host import HostFlags
 from lib_lora.train.memory import GB, LABEL, Machine, machine_here, plan
 from lib_lora.train.memory_parts import denoiser_bytes, facts_of, published_facts
+from lib_lora.train.optim import Optimizer, flatten
 from tests.train.asked import asked_config
 
 PHASES = ["pictures", "captions", "training", "saving", "sampling"]
@@ -44,6 +45,19 @@ def test_the_parts_of_a_training_step():
     assert parts["weights"] == 2 * facts.numbers("unet")
     eight = config_of(512, run={"precision": "bf16"}, optimizer={"type": "adamw8bit"})
     assert phase(plan(eight, facts, ROOMY), "training").parts["optimizer"] < 2.1 * trained
+
+
+@pytest.mark.parametrize("type_", ["adamw", "lion", "prodigy"])
+def test_the_state_of_an_optimizer_is_what_it_keeps(type_):
+    config = config_of(512, optimizer={"type": type_, "unet_rate": 1.0})
+    told = phase(plan(config, published_facts("sd1"), ROOMY), "training").parts["optimizer"]
+    tensors = [torch.ones(5, 7).requires_grad_(True)]
+    optimizer = Optimizer([flatten("unet", 1.0, tensors)], config.optimizer, config.schedule)
+    tensors[0].square().sum().backward()
+    optimizer.step(0)
+    kept = [value for key, value in optimizer.state().items() if key.startswith("unet.")][1:]
+    bytes_per_number = sum(value.numel() * value.element_size() for value in kept) / 35
+    assert told == bytes_per_number * 16 * 423_936  # rank 16 on 192 layers
 
 
 def test_published_forecasts_of_8_gb_for_sdxl():

@@ -99,3 +99,15 @@ def test_medvram_sdxl_is_for_sdxl_alone(family, begins):
     machine = replace(ROOMY, flags=replace(CUDA, memory="medvram-sdxl"))
     config, _ = choose(config_of(512), published_facts(family), machine)
     assert config.run.checkpointing is begins
+
+
+def test_t5_reads_on_the_cpu_where_it_has_no_room():
+    """T5's encoder has 4.76 billion numbers: 8.9 GB in bf16. In 12 GB it finds room, in 8 GB SD3 Medium trains without it there."""
+    config, facts = config_of(), published_facts("sd3")
+    roomy, _ = choose(config, facts, Machine(12 * GB, 12 * GB, CUDA))
+    assert roomy.run.text_device == "same"
+    small, planned = choose(config, facts, Machine(8 * GB, 8 * GB, CUDA))
+    assert small.run.text_device == "cpu"
+    sentence = next(each for each in planned.choices if each.setting == "run.text_device").sentence
+    assert sentence.startswith("the captions on the CPU: -")
+    assert planned.fits

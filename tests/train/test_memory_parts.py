@@ -20,7 +20,7 @@ from tests.train import small_models
 from tests.train.asked import asked_config
 from tests.train.saved import count_saved
 
-FAMILIES = ("sd1", "sd2", "sdxl", "sd3")
+FAMILIES = ("sd1", "sd2", "sdxl", "sd3", "sd35_medium", "sd35_large")
 WITHIN = 0.05
 SIDE, BATCH = 16, 2
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -46,7 +46,10 @@ def measured(module, facts, config):
 
 @pytest.mark.parametrize(
     ("name", "precision"),
-    [*((name, "fp32") for name in FAMILIES), ("sd1", "bf16"), ("sd3", "bf16")],
+    [
+        *((name, "fp32") for name in FAMILIES),
+        *((name, "bf16") for name in ("sd1", "sd3", "sd35_medium", "sd35_large")),
+    ],
 )
 def test_kept_activations_are_those_that_autograd_saves(name, precision):
     module, facts = getattr(small_models, name)()
