@@ -103,6 +103,11 @@ class Window:
     start: float | None = None
     stop: float | None = None
 
+    @property
+    def opens(self) -> bool:
+        """Tell whether any step lies in the window."""
+        return self.start is None or self.stop is None or self.start < self.stop
+
     def contains(self, moment: Moment) -> bool:
         """Tell whether a moment's step lies in the window."""
         after = self.start is None or moment.step >= self.start

@@ -18,10 +18,11 @@ def window_of(named: Mapping[str, Piece]) -> Window:
     edges = whole.split("-") if whole else [named.get("start"), named.get("stop")]
     if whole and (len(edges) != 2 or named.keys() & {"start", "stop"}):
         raise whole.error("two steps such as 3-12, and no start= or stop= beside them")
-    start, stop = (_step(edge) for edge in edges)
-    if start is not None and stop is not None and start >= stop:
-        raise edges[1].error(f"a step behind {start:g}, where it starts")
-    return Window(start, stop)
+    start, stop = edges
+    window = Window(_step(start), _step(stop))
+    if start and stop and not window.opens:
+        raise stop.error(f"a step behind {start.text.strip()}, where it starts")
+    return window
 
 
 def blocks_of(named: Mapping[str, Piece]) -> dict[str, float]:
