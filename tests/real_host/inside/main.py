@@ -12,15 +12,20 @@ import os
 import sys
 from pathlib import Path
 
+from cost import count_our_script, counted
+
 
 def start(configuration, flags):
     """Import and initialise all that the launcher does before it serves."""
     sys.argv = ["launch.py", *flags]
     sys.path.insert(0, str(Path.cwd()))
+    with counted("torch"):
+        import torch  # noqa: F401
     import webui  # noqa: F401
     from modules import initialize, sd_models_config
 
     sd_models_config.config_default = configuration
+    count_our_script()
     initialize.initialize()
 
 

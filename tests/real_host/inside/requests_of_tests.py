@@ -1,17 +1,19 @@
 """What the tests ask of the WebUI besides its API."""
 
+import gc
 import hashlib
 import runpy
 
 import open_clip
 import torch
+from cost import SECONDS, callbacks_of_ours, counted
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from modules import initialize, script_callbacks, sd_hijack, sd_models, sd_unet, shared
 from modules.api.api import Api
 from modules.call_queue import queue_lock
 from watch import Watch
-from webui_host import kept
+from webui_host import Host, kept
 
 
 def lending():
@@ -19,6 +21,14 @@ def lending():
     from lib_lora.hosts.a1111_gpu import HAND_OVER
 
     return HAND_OVER
+
+
+def held():
+    """Return the bytes of all memory that some tensor has."""
+    gc.collect()
+    tensors = [one for one in gc.get_objects() if type(one) in (torch.Tensor, torch.nn.Parameter)]
+    memory = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
+    return sum(memory.values())
 
 
 def serve():
@@ -120,6 +130,30 @@ class Requests:
         for tensor, before in zip(weights, kept, strict=True):
             tensor.data.copy_(before)
         return found
+
+    def memory(self, tags):
+        """Draw a picture; returns the comments below it, and what tensors take more at an evaluation than in one without tags."""
+        host, seen = Host(), []
+        script_callbacks.on_cfg_denoised(lambda params: seen.append(held()))
+        try:
+            host.draw("a fox", steps=1)
+            picture = host.picture(f"a fox {tags}", steps=1)
+            host.make(picture)
+        finally:
+            host.forget()
+        without, taken = seen
+        return {"comments": list(picture.comments), "bytes": taken - without}
+
+    def begin_pages(self):
+        """Build our tab and add its routes, as the WebUI does with a page; returns what our start and importing torch have cost."""
+        (tabs,), (started,) = (callbacks_of_ours(event) for event in ("ui_tabs", "app_started"))
+        app = FastAPI()
+        with counted("tab"):
+            tabs()
+        with counted("routes"):
+            started(None, app)
+        tabs.__self__.close()
+        return SECONDS
 
     def contract(self, file):
         """Run the tests of a file on this WebUI; returns what each raised by its name."""
