@@ -47,26 +47,28 @@ def arguments(material, tmp_path, monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def failed(material, tmp_path_factory):
+def failed(material, tmp_path_factory, kennel):
     """A training from a preset that fails, for want of pictures: its exit code, its folder and what it said."""
     folder, said = tmp_path_factory.mktemp("failed"), io.StringIO()
     (folder / "empty").mkdir()
     more = ["--preset", "quick", "--data", "empty", "--set", "optimizer.unet_rate=2e-4"]
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(said):
         patch.chdir(folder)
-        code = main([*small_training(material), *more])
+        with kennel.launches():
+            code = main([*small_training(material), *more])
     return code, folder, said.getvalue()
 
 
 def test_a_training_prints_the_file_and_options_win_over_the_configuration(
-    arguments, material, tmp_path, capsys
+    arguments, material, tmp_path, capsys, kennel
 ):
     config = {
         "model": {"base": "nowhere.safetensors", "config": str(CONFIG)},
         "schedule": {"steps": 500},
     }
     (tmp_path / "config.json").write_text(json.dumps(config))
-    assert main(["train", "config.json", *arguments[1:], "--set", "schedule.steps=2"]) == 0
+    with kennel.launches():
+        assert main(["train", "config.json", *arguments[1:], "--set", "schedule.steps=2"]) == 0
     out, err = capsys.readouterr()
     assert out == f"{tmp_path / 'lora.safetensors'}\n"
     assert "2/2  loss " in err
@@ -121,7 +123,7 @@ def test_a_failed_training_is_1_with_one_sentence_and_a_traceback_in_the_log(fai
 
 
 @pytest.mark.skipif(os.name == "nt", reason="sends the signal of Ctrl-C in the manner of POSIX")
-def test_ctrl_c_stops_with_130_saves_and_can_be_resumed(arguments, tmp_path):
+def test_ctrl_c_stops_with_130_saves_and_can_be_resumed(arguments, tmp_path, kennel):
     command = [sys.executable, "-m", "lib_lora.cli.main", *arguments, "--set", "schedule.steps=30"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
 
@@ -159,5 +161,6 @@ def test_ctrl_c_stops_with_130_saves_and_can_be_resumed(arguments, tmp_path):
     assert not (tmp_path / "lora.safetensors").exists()
     assert len(list((run / "saves").glob("*.safetensors"))) == 1
     assert list(tmp_path.rglob("*.partial")) == []
-    assert main(["train", "--resume", "latest"]) == 0
+    with kennel.launches():
+        assert main(["train", "--resume", "latest"]) == 0
     assert read_header(tmp_path / "lora.safetensors").metadata["ss_steps"] == "30"

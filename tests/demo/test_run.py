@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 
 from lib_lora.cli.progress import ProgressLine
+from lib_lora.demo import shots
 from lib_lora.demo.report import Report
 from lib_lora.demo.run import Demo, DemoRequest
 from lib_lora.formats.checkpoint import open_checkpoint
@@ -17,6 +18,7 @@ from lib_lora.formats.hashes import file_sha256
 from lib_lora.formats.network_file import read_network
 from tests.tiny import tiny_checkpoint
 
+STEPS, FEW = 6, 2  # of a picture, and pairs; nothing here looks at what the pictures show
 CACHES = ("HOME", "XDG_CACHE_HOME", "HF_HOME", "TORCH_HOME")
 PICTURES = {"contact_sheet.png", "loss.png"}
 
@@ -33,30 +35,34 @@ def base(tmp_path_factory):
     return tiny_checkpoint(tmp_path_factory.mktemp("base"), dtype=torch.float16)
 
 
-def run_demo(folder, base, **asked):
+def run_demo(folder, base, pairs=shots.PAIRS, **asked):
     """Run the demo with a home and caches that are empty."""
     stream = io.StringIO()
     with pytest.MonkeyPatch.context() as patch:
         for name in CACHES:
             (folder / name).mkdir()
             patch.setenv(name, str(folder / name))
+        patch.setattr(shots, "STEPS", STEPS)
+        patch.setattr(shots, "PAIRS", pairs)
         request = DemoRequest(out=folder / "out", base=base, steps=(3, 2), **asked)
         report = Demo(request, ProgressLine(stream)).run()
     return Finished(folder / "out", report, stream.getvalue())
 
 
 @pytest.fixture(scope="module")
-def first(tmp_path_factory, base):
-    return run_demo(tmp_path_factory.mktemp("first"), base)
+def first(tmp_path_factory, base, kennel):
+    with kennel.launches():
+        return run_demo(tmp_path_factory.mktemp("first"), base)
 
 
 @pytest.fixture(scope="module")
-def own(tmp_path_factory, base):
+def own(tmp_path_factory, base, kennel):
     """One picture of a person's own, of an odd size and without a caption, and another seed."""
     folder = tmp_path_factory.mktemp("own")
     (folder / "cats").mkdir()
     Image.new("P", (31, 77), 3).save(folder / "cats" / "only.gif")
-    return run_demo(folder, base, data=folder / "cats", seed=1)
+    with kennel.launches():
+        return run_demo(folder, base, FEW, data=folder / "cats", seed=1)
 
 
 def test_everything_that_is_promised_is_written_and_nothing_half(first):
@@ -108,7 +114,9 @@ def test_the_progress_tells_stage_step_loss_and_time_left(first):
 
 
 def test_the_same_seed_gives_the_same_bytes_from_an_empty_home(first, own, tmp_path, base):
-    again = run_demo(tmp_path, base)
+    again = run_demo(
+        tmp_path, base, FEW
+    )  # its workers are started, not forked: nothing is left from before
     for name in ("donut.safetensors", "striped.safetensors", "merged.safetensors"):
         assert (again.out / name).read_bytes() == (first.out / name).read_bytes(), name
     other_seed = (own.out / "striped.safetensors").read_bytes()

@@ -7,9 +7,12 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
+import pytest
 
+from lib_lora.jobs import client
 from lib_lora.jobs.client import Run, create
 from lib_lora.jobs.protocol import RunFolder
 from tests.tiny import tiny_checkpoint
@@ -51,6 +54,24 @@ class Kennel:
         job = {"run": str(run.folder), "fault": fault or {}}
         if report is not None:
             job["report"] = str(report)
+        return self._fork(job)
+
+    @contextlib.contextmanager
+    def launches(self):
+        """Let this process have its workers forked in the kennel, which have the libraries then, instead of started from nothing."""
+        if os.name == "nt":  # which forks nothing
+            yield
+            return
+
+        def popen(command, cwd, env, stdin, stdout, stderr, start_new_session):
+            return Forked(self._fork({"run": command[-1], "env": env}))
+
+        known = SimpleNamespace(Popen=popen, DEVNULL=subprocess.DEVNULL)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(client, "subprocess", known)
+            yield
+
+    def _fork(self, job):
         self._process.stdin.write(json.dumps(job) + "\n")
         self._process.stdin.flush()
         return int(self._process.stdout.readline())
@@ -59,6 +80,23 @@ class Kennel:
         """End the process that forks; workers that are there go on."""
         self._process.stdin.close()
         self._process.wait()
+
+
+class Forked:
+    """A worker of the kennel as whoever launches it sees it."""
+
+    def __init__(self, pid):
+        self._pid = pid
+
+    def poll(self):
+        return None if psutil.pid_exists(self._pid) else 1
+
+    def wait(self):
+        gone(self._pid)
+
+    def kill(self):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._pid, signal.SIGKILL)
 
 
 class Training:

@@ -1,7 +1,7 @@
 """Workers that begin at once and break on purpose: `python -m tests.jobs.kennel` reads jobs as lines and forks a worker for each.
 
-The libraries are imported once, before any fork. A line is {"run": folder, "fault": {...}, "report": file}; the answer is the
-worker's process number. A fault is one of
+The libraries are imported once, before any fork. A line is {"run": folder, "fault": {...}, "report": file, "env": {...}}; the answer
+is the worker's process number. A fault is one of
 
     {"put": n, "when": "before" | "after"}   dies at the n-th file that is put in place, before or after it has its name
     {"tear": n}                              dies in the middle of the n-th event
@@ -87,6 +87,10 @@ def work(job):
     """Be the worker of a job."""
     os.setsid()
     run = Path(job["run"])
+    os.chdir(run)
+    if "env" in job:
+        os.environ.clear()
+        os.environ.update(job["env"])
     log = os.open(run / "log.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for stream in (1, 2):
         os.dup2(log, stream)

@@ -13,7 +13,6 @@ from lib_lora.jobs.protocol import EventLog, RunFolder
 from lib_lora.jobs.queue import Queue
 from tests.jobs.broken import (
     STEPS,
-    Kennel,
     Training,
     end_host,
     events_whole,
@@ -26,13 +25,6 @@ from tests.jobs.broken import (
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="forks and kills as POSIX does")
 PATIENCE = 600
 SEED = 20261130
-
-
-@pytest.fixture(scope="module")
-def kennel():
-    found = Kennel()
-    yield found
-    found.close()
 
 
 @pytest.fixture(scope="module")

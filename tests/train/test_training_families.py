@@ -168,13 +168,14 @@ def in_a_worker(config, folder):
 
 
 @pytest.fixture(scope="module", params=CASES)
-def trained(request, bases, pictures, tmp_path_factory):
+def trained(request, bases, pictures, tmp_path_factory, kennel):
     """Each case trained once; one of them by a worker, as the command line and the page do it."""
     name, sections, _ = CASES[request.param]
     folder = tmp_path_factory.mktemp("run")
     config = asked(bases[name], pictures, folder / "lora.safetensors", **sections)
     run = in_a_worker if request.param == "sdxl" else in_this_process
-    return Trained(request.param, config, *run(config, folder / "run"))
+    with kennel.launches():
+        return Trained(request.param, config, *run(config, folder / "run"))
 
 
 def validated(config, checkpoint, network=None):
