@@ -164,12 +164,14 @@ def _points(events: Iterable[Event], kind: str) -> list[Point]:
     """Return the losses by step; a resumed run takes its steps up again from its last state."""
     points: list[Point] = []
     for event in events:
-        if event.kind != kind or not isinstance(event.data.get("loss"), float | int):
+        loss = event.data.get("loss")
+        # What is no number has no place in a chart, and none in JSON.
+        if event.kind != kind or not isinstance(loss, float | int) or not math.isfinite(loss):
             continue
         step = int(event.data["step"])
         while points and points[-1][0] >= step:
             points.pop()
-        points.append((step, float(event.data["loss"])))
+        points.append((step, float(loss)))
     return points
 
 

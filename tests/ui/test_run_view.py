@@ -1,5 +1,7 @@
 """What the page is told of a run: figures, losses, samples, and only what is new."""
 
+import json
+
 import pytest
 
 from lib_lora.jobs.client import create
@@ -50,6 +52,15 @@ def test_losses_come_once_and_then_only_the_new_ones(run):
 def test_a_resumed_run_takes_its_steps_up_again(run):
     write(run, step(1, 0.9), step(2, 0.8), step(3, 0.7), step(2, 0.1))
     assert view(run)["points"] == [(1, 0.9), (2, 0.1)]
+
+
+@pytest.mark.parametrize("lost", [float("nan"), float("inf")])
+def test_a_loss_that_is_no_number_leaves_the_view_readable(run, lost):
+    """JSON has no word for it: the answer to the page would fail, again at every question."""
+    write(run, step(1, 0.9), step(2, lost), ("validation", {"step": 2, "loss": lost}))
+    told = view(run)
+    assert (told["points"], told["validation"]) == ([(1, 0.9)], [])
+    json.dumps(told, allow_nan=False)
 
 
 def test_a_long_run_is_thinned_to_means():
