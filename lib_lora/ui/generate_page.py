@@ -18,6 +18,8 @@ log = logging.getLogger(__name__)
 
 PROMPT = "txt2img_prompt"  # as in the WebUI, so that "try it" finds it
 USUAL_SIZE = 512
+MOST_PIXELS = 2048
+MOST_SEED = 2**53 - 1  # the largest whole number up to which a browser's numbers have no gaps
 RAMP = "<lora:{}:0@0,1@1>"
 HINT = (
     "A LoRA tag takes a number or keyframes: `<lora:NAME:0.8>`, `<lora:NAME:0@0,1@1>` (from 0 to 1),"
@@ -82,9 +84,8 @@ def _form(studio: Studio) -> tuple[list[gr.components.Component], gr.Button]:
         steps = gr.Number(20, label="Steps", precision=0, minimum=1, maximum=1000)
         guidance = gr.Number(5, label="Guidance", minimum=1, step=0.5)
     with gr.Row():
-        width = gr.Number(start.size or USUAL_SIZE, label="Width", precision=0, step=8, minimum=8)
-        height = gr.Number(start.size or USUAL_SIZE, label="Height", precision=0, step=8, minimum=8)
-        seed = gr.Number(0, label="Seed", precision=0, minimum=0)
+        width, height = (_size(label, start.size or USUAL_SIZE) for label in ("Width", "Height"))
+        seed = gr.Number(0, label="Seed", precision=0, minimum=0, maximum=MOST_SEED)
     with gr.Accordion("Model and LoRA", open=True):
         base = gr.Textbox(
             str(start.base), label="Checkpoint file", interactive=not start.fixed_files
@@ -103,6 +104,10 @@ def _form(studio: Studio) -> tuple[list[gr.components.Component], gr.Button]:
     return [prompt, negative, sampler, steps, guidance, width, height, seed, base, folder], button
 
 
+def _size(label: str, pixels: int) -> gr.Number:
+    return gr.Number(pixels, label=label, precision=0, step=8, minimum=8, maximum=MOST_PIXELS)
+
+
 def _names(studio: Studio, folder: str) -> list[str]:
     try:
         return studio.network_names(folder)
@@ -119,15 +124,17 @@ def draw_picture(
     prompt: str,
     negative: str,
     sampler: str,
-    steps: float,
-    guidance: float,
-    width: float,
-    height: float,
-    seed: float,
+    steps: float | None,
+    guidance: float | None,
+    width: float | None,
+    height: float | None,
+    seed: float | None,
     base: str,
     folder: str,
 ) -> Shown:
     """Draw what the form asks for; whatever goes wrong becomes a sentence in the place of the notes."""
+    if steps is None or guidance is None or width is None or height is None or seed is None:
+        return None, "", "Steps, guidance, width, height and seed each need a number."
     try:
         request = GenerateRequest(
             prompt=prompt,

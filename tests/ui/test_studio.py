@@ -6,6 +6,7 @@ import pytest
 
 from lib_lora.errors import LoraError, UsageError
 from lib_lora.host import GenerateRequest
+from lib_lora.ui.generate_page import draw_picture
 from lib_lora.ui.studio import Defaults, Studio
 
 
@@ -103,3 +104,14 @@ def test_a_network_from_elsewhere_is_copied_once(tmp_path):
 def test_a_server_of_fixed_files_is_restricted(tmp_path):
     assert not studio_of(tmp_path)[0].info().restricted
     assert studio_of(tmp_path, fixed_files=True)[0].info().restricted
+
+
+@pytest.mark.parametrize("empty", ["steps", "guidance", "width", "height", "seed"])
+def test_an_emptied_number_is_told_and_draws_nothing(tmp_path, empty):
+    studio, recorder = studio_of(tmp_path)
+    numbers = {"steps": 4, "guidance": 5, "width": 64, "height": 64, "seed": 0, empty: None}
+    words = {"prompt": "x", "negative": "", "sampler": "Euler", "base": "", "folder": ""}
+    picture, _, told = draw_picture(studio, **words, **numbers)
+    assert picture is None
+    assert told == "Steps, guidance, width, height and seed each need a number."
+    assert recorder.opened == []
