@@ -1,4 +1,4 @@
-"""The caption of a picture: the text file beside it, or what stands in for one."""
+"""The caption of a picture: the text file beside it, or what stands in for one; and its parts."""
 
 from __future__ import annotations
 
@@ -22,3 +22,8 @@ def read_caption(picture: Path, default: str) -> str:
     except OSError as error:
         raise FileFormatError(f"has a caption that the system refuses: {error.strerror}") from None
     return " ".join(text.split())
+
+
+def caption_tags(caption: str) -> frozenset[str]:
+    """Return the parts of a caption between commas."""
+    return frozenset(tag for part in caption.split(",") if (tag := part.strip()))

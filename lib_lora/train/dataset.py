@@ -56,18 +56,7 @@ def find_pictures(folder: Path, caption: str = "") -> Dataset:
         raise LoraError(f"{folder} is not a folder of pictures.")
     pictures: list[Picture] = []
     problems: list[Problem] = []
-    places = [(folder, 1, caption)]
-    for inner in sorted(path for path in folder.iterdir() if path.is_dir()):
-        named = REPEATS.fullmatch(inner.name)
-        if named and 0 < int(named[1]) <= MAX_REPEATS:
-            places.append((inner, int(named[1]), caption or named[2]))
-        elif not inner.name.startswith("."):
-            problems.append(
-                Problem(
-                    inner, f"is a folder whose name is not N_name with N from 1 to {MAX_REPEATS}"
-                )
-            )
-    for place, repeats, default in places:
+    for place, repeats, default in _places(folder, caption, problems):
         if place != folder:
             problems += [
                 Problem(inner, "is a folder inside a folder, whose pictures are not looked for")
@@ -79,6 +68,19 @@ def find_pictures(folder: Path, caption: str = "") -> Dataset:
         reasons = " ".join(f"{problem}." for problem in problems[:5])
         raise LoraError(f"{folder} holds no picture. {reasons}".strip())
     return Dataset(tuple(pictures), tuple(problems))
+
+
+def _places(folder: Path, caption: str, problems: list[Problem]) -> list[tuple[Path, int, str]]:
+    """List the folders that hold pictures, how often an epoch repeats theirs, and the caption of those without a text."""
+    places = [(folder, 1, caption)]
+    for inner in sorted(path for path in folder.iterdir() if path.is_dir()):
+        named = REPEATS.fullmatch(inner.name)
+        if named and 0 < int(named[1]) <= MAX_REPEATS:
+            places.append((inner, int(named[1]), caption or named[2]))
+        elif not inner.name.startswith("."):
+            reason = f"is a folder whose name is not N_name with N from 1 to {MAX_REPEATS}"
+            problems.append(Problem(inner, reason))
+    return places
 
 
 def _find_in(

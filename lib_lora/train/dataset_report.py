@@ -14,6 +14,7 @@ from pathlib import Path
 
 from lib_lora.errors import FileFormatError
 from lib_lora.train.buckets import Buckets, Size
+from lib_lora.train.captions import caption_tags
 from lib_lora.train.dataset import Picture, Problem, find_pictures
 from lib_lora.train.pixels import picture_size
 
@@ -106,16 +107,7 @@ def report(
 
     size, bucket_step, upscale, caption: as a training is configured; progress: called with the pictures seen and their number.
     """
-    dataset = find_pictures(folder, caption)
-    seen, problems = [], list(dataset.problems)
-    for number, picture in enumerate(dataset.pictures, 1):
-        name = picture.file.relative_to(folder).as_posix()
-        try:
-            seen.append(_Seen(picture, name, picture_size(picture.file)))
-        except FileFormatError as error:
-            problems.append(Problem(picture.file, str(error)))
-        if progress is not None:
-            progress(number, len(dataset.pictures))
+    seen, problems = _look_through(folder, caption, progress)
     buckets = Buckets(size, bucket_step, upscale)
     sizes = sorted((each.size for each in seen), key=lambda s: (s.width * s.height, s))
     found = DatasetReport(
@@ -138,6 +130,23 @@ def report(
         advice=(),
     )
     return dataclasses.replace(found, advice=tuple(_advice(found, buckets, seen)))
+
+
+def _look_through(
+    folder: Path, caption: str, progress: Callable[[int, int], None] | None
+) -> tuple[list[_Seen], list[Problem]]:
+    """Return the pictures that can be read, and what is left out."""
+    dataset = find_pictures(folder, caption)
+    seen, problems = [], list(dataset.problems)
+    for number, picture in enumerate(dataset.pictures, 1):
+        name = picture.file.relative_to(folder).as_posix()
+        try:
+            seen.append(_Seen(picture, name, picture_size(picture.file)))
+        except FileFormatError as error:
+            problems.append(Problem(picture.file, str(error)))
+        if progress is not None:
+            progress(number, len(dataset.pictures))
+    return seen, problems
 
 
 def _folders(folder: Path, seen: Sequence[_Seen]) -> tuple[FolderCount, ...]:
@@ -174,11 +183,6 @@ def _tags(seen: Sequence[_Seen]) -> tuple[TagCount, ...]:
     counts = Counter(tag for each in seen for tag in caption_tags(each.picture.caption))
     ordered = sorted(counts.items(), key=lambda found: (-found[1], found[0]))
     return tuple(TagCount(*found) for found in ordered[:SHOWN_TAGS])
-
-
-def caption_tags(caption: str) -> frozenset[str]:
-    """Return the parts of a caption between commas."""
-    return frozenset(tag for part in caption.split(",") if (tag := part.strip()))
 
 
 def _advice(found: DatasetReport, buckets: Buckets, seen: Sequence[_Seen]) -> Iterator[str]:
