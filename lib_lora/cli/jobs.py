@@ -8,9 +8,9 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
+from lib_lora.cli.options import add_runs_folder
 from lib_lora.cli.progress import ProgressLine, follow_run
 from lib_lora.errors import UsageError
 from lib_lora.jobs.client import POLL_SECONDS, Run
@@ -43,13 +43,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     parser.add_argument("action", choices=ACTIONS, metavar="ACTION", help=", ".join(ACTIONS))
     parser.add_argument("runs", metavar="RUN", nargs="*", help="the name of a run, or latest")
-    parser.add_argument(
-        "--root",
-        metavar="DIR",
-        type=Path,
-        default=Path("runs"),
-        help="where runs are kept (default: runs)",
-    )
+    add_runs_folder(parser, "--root")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 

@@ -7,6 +7,8 @@ import logging
 import sys
 from pathlib import Path
 
+from lib_lora.cli.options import add_runs_folder
+
 EXAMPLE = "example: python3 loom.py serve --base model.safetensors --lora-dir loras"
 DEMO_BASE = Path(__file__).resolve().parents[1] / "demo" / "base.safetensors"
 DEMO_SIZE = 64
@@ -44,13 +46,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         default=Path("out"),
         help="the folder whose LoRAs prompts can name, and where trained ones go (default: out, where the demo writes)",
     )
-    parser.add_argument(
-        "--runs",
-        metavar="DIR",
-        type=Path,
-        default=Path("runs"),
-        help="where runs are kept (default: runs)",
-    )
+    add_runs_folder(parser)
 
 
 def run(args: argparse.Namespace) -> int:

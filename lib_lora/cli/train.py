@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+from lib_lora.cli.options import add_runs_folder
 from lib_lora.cli.progress import ProgressLine, follow_run
 from lib_lora.errors import LoraError, UsageError
 from lib_lora.formats.checkpoint import open_checkpoint
@@ -49,13 +50,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument(
         "--resume", metavar="RUN", help="go on with a run: its folder, its name, or latest"
     )
-    parser.add_argument(
-        "--runs",
-        metavar="DIR",
-        type=Path,
-        default=Path("runs"),
-        help="where runs are kept (default: runs)",
-    )
+    add_runs_folder(parser)
 
 
 def run(args: argparse.Namespace) -> int:
