@@ -4,23 +4,12 @@ import gc
 import resource
 from pathlib import Path
 
-import pytest
 import torch
 from modules import script_callbacks
-from webui_host import Host
 
 PICTURES, WARM = 200, 40
 RAMP = "a fox <lora:a:1@0,0.2@1><lora:b:0.5@0,1@1:neg=0.1>"
 PER_PICTURE = 4096  # bytes: a network of this model has more
-
-
-@pytest.fixture
-def host(tmp_path):
-    host = Host(tmp_path)
-    host.load_extension()
-    yield host
-    host.unload_extension()
-    host.forget()
 
 
 def resident():
