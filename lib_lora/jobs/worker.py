@@ -20,7 +20,7 @@ from typing import Any
 from lib_lora.errors import FileFormatError, LoraError, did_you_mean
 from lib_lora.formats.place import remove_partial
 from lib_lora.jobs.offline import OFFLINE
-from lib_lora.jobs.owner import release, take
+from lib_lora.jobs.owner import Owner, release, take
 from lib_lora.jobs.protocol import (
     BEAT_SECONDS,
     COMMANDS,
@@ -170,11 +170,7 @@ def main(arguments: Sequence[str]) -> int:
         log.error("Another worker (process %d) is at this run.", me.pid)
         return 1
     remove_partial(folder.path)
-    begun = any(event.kind == "hello" for event in read_events(folder.events))
-    events = EventLog(folder.events)
-    events.write("hello", {"pid": me.pid, "started": me.started})
-    if begun:
-        events.write("resumed")
+    events = _say_hello(folder, me)
     reporter = Reporter(folder, events)
     over = threading.Event()
     beats = threading.Thread(target=_beat, args=(events, over), daemon=True)
@@ -192,6 +188,15 @@ def main(arguments: Sequence[str]) -> int:
     events.write(ending, told)
     events.close(LAST_WORD_SECONDS)
     return 1 if ending == "failed" else 0
+
+
+def _say_hello(folder: RunFolder, me: Owner) -> EventLog:
+    begun = any(event.kind == "hello" for event in read_events(folder.events))
+    events = EventLog(folder.events)
+    events.write("hello", {"pid": me.pid, "started": me.started})
+    if begun:
+        events.write("resumed")
+    return events
 
 
 def _work(folder: RunFolder, reporter: Reporter) -> tuple[str, dict[str, object]]:
