@@ -87,7 +87,7 @@ def test_tags_of_another_prompt_in_one_batch_are_told(host):
 
 
 def test_a_plot_over_schedules(host):
-    first, second = "0~0;1~1", "1~0;0~1"
+    first, second = "0@0~1@1", "1@0;0@1"
     tag = f"<lora:one:te=1:unet={first}>"
     axes = [7, f"{first}, {second}", [], 0, "", [], 0, "", []]
     arguments = [*axes, False, True, False, False, False, False, False, 0, False]
@@ -98,6 +98,8 @@ def test_a_plot_over_schedules(host):
     alone = [host.watch(f"<lora:one:te=1:unet={values}>").pixels[0] for values in (first, second)]
     assert len(cells) == 2
     assert all(map(np.array_equal, cells, alone))
+    assert not np.array_equal(*cells)
+    assert not any("Loom errors" in text for text in json.loads(answer["info"])["infotexts"])
 
 
 def test_an_infotext_draws_the_picture_again(host):
