@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from modules import script_callbacks
+from modules import script_callbacks, shared
 
 from lib_lora.hosts.a1111 import CutIn
 from lib_lora.jobs.recent import recent_runs
@@ -25,6 +26,7 @@ class Pages:
     def tabs(self) -> list[tuple[object, str, str]]:
         from lib_lora.ui.webui import WebuiPages
 
+        import_api()
         self.pages = WebuiPages(open_host, RUNS)
         return self.pages.tabs()
 
@@ -35,6 +37,16 @@ class Pages:
     def close(self) -> None:
         if self.pages is not None:
             self.pages.close()
+
+
+def import_api() -> None:
+    """Import what the WebUI imports for `--api` once it listens, a moment before.
+
+    A page that waits for this WebUI asks as soon as it listens. If that is while the WebUI still imports its API, which then adds a
+    middleware to an application that has answered already, its start ends there.
+    """
+    if shared.cmd_opts.api:
+        importlib.import_module("modules.api.api")
 
 
 def open_host() -> Host:

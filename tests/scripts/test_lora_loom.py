@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from modules import script_callbacks
+from modules import script_callbacks, shared
 from webui_host import Host
 
 ROOT = Path(__file__).parents[2]
@@ -146,6 +146,16 @@ def test_after_every_reload_everything_is_there_once(host):
         assert not torch.equal(again, plain)
         assert host.model.hooks() == hooks
     assert modules_of_ours() == ours
+
+
+@pytest.mark.parametrize("api", [False, True])
+def test_the_api_is_imported_before_the_webui_listens(host, monkeypatch, api):
+    """v1.10.1 imports it afterwards, and ends where an open page has been answered before the API adds its middleware."""
+    monkeypatch.delitem(sys.modules, "modules.api.api", raising=False)
+    monkeypatch.setattr(shared.cmd_opts, "api", api)
+    for callback in script_callbacks.registered["ui_tabs"]:
+        callback()
+    assert ("modules.api.api" in sys.modules) == api
 
 
 def modules_of_ours():

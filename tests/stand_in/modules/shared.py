@@ -16,6 +16,7 @@ cmd_opts = SimpleNamespace(
     lora_dir=None,
     skip_load_model_at_start=False,
     disable_extension_access=False,
+    api=False,
 )
 
 

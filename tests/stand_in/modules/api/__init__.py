@@ -1,0 +1,1 @@
+"""The API of the WebUI, imported with `--api` alone."""

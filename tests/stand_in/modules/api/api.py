@@ -1,0 +1,1 @@
+"""What the WebUI imports once it listens."""
