@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, FastAPI, HTTPException, Request
 from fastapi.concurrency import run_in_threadpool
-from fastapi.responses import FileResponse, JSONResponse, Response
+from fastapi.responses import FileResponse, Response
 
 from lib_lora.errors import ConfigError, LoraError
 
@@ -149,16 +149,22 @@ def _answer(request: Request, token: str, act: Callable[[], dict[str, Any]]) -> 
     """Return what `act` returns; whatever goes wrong becomes a sentence and, for a form, the problems of its fields."""
     _check_token(request, token)
     try:
-        return JSONResponse(act(), headers=FRESH)
+        return _told(act())
     except ConfigError as error:
         # Here and not above: a host's start does not wait for the form.
         from lib_lora.ui.form import problems_of
 
         told = {"message": str(error), "problems": [list(pair) for pair in problems_of(error)]}
-        return JSONResponse(told, 422, headers=FRESH)
+        return _told(told, 422)
     except (LoraError, OSError) as error:
-        return JSONResponse({"message": str(error)}, 409, headers=FRESH)
+        return _told({"message": str(error)}, 409)
     except Exception:
         log.exception("A question of the page could not be answered.")
         sentence = "Something unforeseen went wrong; the server's log has the details."
-        return JSONResponse({"message": sentence}, 500, headers=FRESH)
+        return _told({"message": sentence}, 500)
+
+
+def _told(content: dict[str, Any], status: int = 200) -> Response:
+    """Return an answer in plain ASCII: a file's name need not be valid text, which UTF-8 could not hold but an escape can."""
+    raw = json.dumps(content, allow_nan=False, separators=(",", ":"))
+    return Response(raw, status, headers=FRESH, media_type="application/json")

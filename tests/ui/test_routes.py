@@ -1,6 +1,7 @@
 """The routes, asked over HTTP: who gets an answer, and what becomes of what goes wrong."""
 
 import json
+import os
 import socket
 import threading
 import time
@@ -41,6 +42,8 @@ class Service:
         raise ConfigError([("network.rank", "Too high."), ("network", "Nothing is trained.")])
 
     def dataset(self, body):
+        if "folder" in body:
+            return {"problems": [f"{body['folder']} is no picture."]}
         raise UsageError("There is no folder.")
 
     def add(self, body):
@@ -167,6 +170,14 @@ def test_what_is_refused_is_a_sentence_and_what_breaks_tells_no_secret(address):
     assert status == 500
     assert b"secret of the code" not in body
     assert b"server's log" in body
+
+
+def test_a_file_name_that_is_no_text_comes_through_both_ways(address):
+    """As an archive of another system leaves it: Latin-1 bytes, which Python holds as a lone surrogate."""
+    name = os.fsdecode(b"caf\xe9.png")
+    status, body = ask(f"{address}dataset", {"folder": name})
+    assert status == 200
+    assert json.loads(body) == {"problems": [f"{name} is no picture."]}
 
 
 def test_the_pages_scripts_are_served_and_nothing_else(address):
