@@ -3,7 +3,7 @@
     "use strict";
     const loom = (globalThis.loraLoom ??= {});
     const PLACE = "lora_loom_train";
-    const SILENT = "The server does not answer. Trying again …";
+    const SILENT = "The server does not answer.";
     const LOOK_MS = 300,
         BUSY_MS = 1000,
         IDLE_MS = 3000;
@@ -28,6 +28,12 @@
         }
     }
     loom.Refused = Refused;
+
+    /** Return what a person is told of an error: what is wrong with the fields, else what the server said, if it said anything. */
+    loom.inWords = (error) => {
+        if (!(error instanceof Refused)) return SILENT;
+        return error.problems.map(([, sentence]) => sentence).join(" ") || error.message;
+    };
 
     /** The routes, as functions. token: the page's, without which they answer nothing. */
     loom.routes = (token) => {
@@ -134,7 +140,7 @@
                 offline.hidden = true;
                 return state.runs.some((run) => run.active) || state.environment.busy ? BUSY_MS : IDLE_MS;
             } catch (error) {
-                offline.textContent = error instanceof Refused ? error.message : SILENT;
+                offline.textContent = error instanceof Refused ? error.message : `${SILENT} Trying again …`;
                 offline.hidden = false;
                 return BUSY_MS;
             }
@@ -148,7 +154,7 @@
         if (!place || place.dataset.mounted || !loom.trainForm || !loom.runPanel || !loom.liveView) return;
         place.dataset.mounted = "yes";
         mount(place).catch((error) => {
-            place.replaceChildren(loom.make("p", { class: "offline", role: "alert" }, error.message));
+            place.replaceChildren(loom.make("p", { class: "offline", role: "alert" }, loom.inWords(error)));
             setTimeout(() => delete place.dataset.mounted, IDLE_MS);
         });
     };

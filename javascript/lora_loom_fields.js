@@ -66,7 +66,7 @@
             get: () => (isSwitch ? String(input.checked) : input.value.trim()),
             set: (text) => {
                 if (isSwitch) input.checked = text === "true";
-                else input.value = text;
+                else if (described.kind !== "choice" || described.choices.includes(text)) input.value = text;
                 field.mark();
             },
             /** Say what is wrong with it, or with null that nothing is. */

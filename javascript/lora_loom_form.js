@@ -21,6 +21,19 @@
         };
     };
 
+    /** Return what asks and hands over the answer, unless it was asked again, or told to forget, before that came. */
+    loom.latest = (show, fail) => {
+        let asked = 0;
+        const unlessLate = (act) => {
+            const mine = ++asked;
+            return [(told) => mine === asked && act(told), (error) => mine === asked && fail(error)];
+        };
+        return {
+            ask: (answer) => answer.then(...unlessLate(show)),
+            forget: () => asked++,
+        };
+    };
+
     /** Build the fields in their groups. Return the map of them, and what holds them. */
     const buildFields = (page, changed) => {
         const { own, basic, groups } = page.form;
@@ -118,13 +131,22 @@
         return presets;
     };
 
-    /** What a browser keeps of a form that was filled in. */
-    const stored = () => {
+    /** Return what the browser kept of a form that was filled in; nothing where it refuses, or where it is no form. */
+    loom.keptForm = () => {
         try {
-            return JSON.parse(localStorage.getItem(STORE) ?? "{}");
+            const kept = JSON.parse(localStorage.getItem(STORE));
+            return kept instanceof Object ? kept : {};
         } catch {
-            localStorage.removeItem(STORE);
             return {};
+        }
+    };
+
+    /** Have the browser keep a form; where it is full or refuses, the form works all the same. */
+    loom.keepForm = (filled) => {
+        try {
+            localStorage.setItem(STORE, JSON.stringify(filled));
+        } catch {
+            // Nothing is lost but that a reload begins with an empty form.
         }
     };
 
@@ -142,11 +164,11 @@
         if (first) first.input.focus();
     };
 
-    const inWords = ({ problems, message }) => {
-        if (!problems?.length) return message;
-        return problems.length === 1
-            ? "One field needs another look."
-            : `${problems.length} fields need another look.`;
+    /** Return what stands at the button: the sentences themselves stand beside their fields. */
+    const inShort = (error) => {
+        const number = error.problems?.length;
+        if (!number) return loom.inWords(error);
+        return number === 1 ? "One field needs another look." : `${number} fields need another look.`;
     };
 
     /** Build the form. started(run): called with the id of a run that was put into the queue. */
@@ -199,10 +221,10 @@
         const remember = () => {
             const { family } = presets;
             const kept = { ...settings(), preset: presets.get(), fit: forecast.fit.checked, family };
-            localStorage.setItem(STORE, JSON.stringify(kept));
+            loom.keepForm(kept);
         };
         const restore = () => {
-            const kept = stored();
+            const kept = loom.keptForm();
             forecast.fit.checked = kept.fit ?? true;
             presets.family = kept.family ?? "";
             presets.set(kept.preset);
@@ -214,13 +236,16 @@
         };
 
         let lookedAt = "";
-        const look = later(async () => {
+        const reported = loom.latest(report.show, report.fail);
+        const look = later(() => {
             const [folder, size, caption] = [FOLDER, SIZE, CAPTION].map((name) => fields.get(name).get());
             const question = { folder, size, caption };
-            if (!folder || JSON.stringify(question) === lookedAt) return;
+            if (JSON.stringify(question) === lookedAt) return;
             lookedAt = JSON.stringify(question);
+            reported.forget();
+            if (!folder) return report.clear();
             report.wait();
-            await routes.post("dataset", question).then(report.show, (error) => report.fail(error.message));
+            reported.ask(routes.post("dataset", question));
         });
         const foreseen = (plan) => {
             forecast.show(plan);
@@ -233,7 +258,11 @@
             presets.adopt(false);
             foresee();
         };
-        const foresee = later(() => routes.post("plan", asked()).then(foreseen, forecast.fail));
+        const forecasts = loom.latest(foreseen, (error) => {
+            forecast.fail(error);
+            verdict.textContent = "";
+        });
+        const foresee = later(() => forecasts.ask(routes.post("plan", asked())));
         const changed = (field) => {
             remember();
             if (field.name === BASE) presets.adopt(false);
@@ -255,7 +284,7 @@
                 started(run);
             } catch (error) {
                 sayProblems(fields, error.problems ?? []);
-                failure.textContent = inWords(error);
+                failure.textContent = inShort(error);
                 failure.hidden = false;
             }
             start.disabled = false;

@@ -29,14 +29,15 @@
         );
     };
 
-    /** Return {element, wait, show, fail}: the report on a folder of pictures. */
+    /** Return {element, clear, wait, show, fail}: the report on a folder of pictures. */
     loom.datasetReport = () => {
         const element = make("div", { class: "report", "aria-live": "polite" });
         return {
             element,
+            clear: () => element.replaceChildren(),
             wait: () =>
                 element.replaceChildren(make("p", { class: "help" }, "Looking through the pictures …")),
-            fail: (sentence) => element.replaceChildren(make("p", { class: "wrong" }, sentence)),
+            fail: (error) => element.replaceChildren(make("p", { class: "wrong" }, loom.inWords(error))),
             show: ({ figures, problems, advice }) => {
                 const pairs = figures.map(([label, value]) =>
                     make("div", {}, make("dt", {}, label), make("dd", {}, value)),
@@ -103,7 +104,7 @@
             fail: (error) => {
                 element.classList.add("stale");
                 failure.hidden = Boolean(error.problems?.length);
-                failure.textContent = error.message;
+                failure.textContent = loom.inWords(error);
                 element.hidden &&= failure.hidden;
             },
             show: (plan) => {
@@ -150,7 +151,7 @@
         );
         const prepare = async () => {
             button.disabled = true;
-            await routes.post("prepare", {}).catch((error) => (words.textContent = error.message));
+            await routes.post("prepare", {}).catch((error) => (words.textContent = loom.inWords(error)));
         };
         return {
             element,

@@ -133,7 +133,7 @@
             try {
                 await routes.post(`runs/${encodeURIComponent(run.id)}/command`, { command });
             } catch (error) {
-                refused = error.message;
+                refused = loom.inWords(error);
             }
             delete buttons.dataset.key;
             again();

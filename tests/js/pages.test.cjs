@@ -131,3 +131,67 @@ test("durations, speeds and sizes read as people say them", () => {
     );
     assert.equal(loom.paceWords({}), "");
 });
+
+/** Have the page's storage be another one until the end of a test. */
+const storing = (t, described) => {
+    Object.defineProperty(globalThis, "localStorage", { configurable: true, ...described });
+    t.after(() => delete globalThis.localStorage);
+};
+
+test("a form is kept, and what is no form is none", (t) => {
+    const held = new Map();
+    storing(t, {
+        value: { getItem: (key) => held.get(key) ?? null, setItem: (key, text) => held.set(key, text) },
+    });
+    assert.deepEqual(loom.keptForm(), {});
+    loom.keepForm({ "network.rank": "8" });
+    assert.deepEqual(loom.keptForm(), { "network.rank": "8" });
+    for (const text of ["null", "7", '"text"', "{half of it", ""]) {
+        held.set([...held.keys()][0], text);
+        assert.deepEqual(loom.keptForm(), {}, text);
+    }
+});
+
+test("a browser that keeps nothing hinders nothing", (t) => {
+    const refuse = () => {
+        throw new Error("QuotaExceededError");
+    };
+    const refusing = [{ value: { getItem: refuse, setItem: refuse } }, { get: refuse }, { value: null }];
+    for (const described of refusing) {
+        storing(t, described);
+        loom.keepForm({ "network.rank": "8" });
+        assert.deepEqual(loom.keptForm(), {});
+    }
+});
+
+test("an error is told in words: of the fields, of the server, or that it is silent", () => {
+    const problems = [
+        ["data.folder", "There is no folder."],
+        ["network.rank", "Too high."],
+    ];
+    const refused = new loom.Refused("data.folder: There is no folder.", problems);
+    assert.equal(loom.inWords(refused), "There is no folder. Too high.");
+    assert.equal(loom.inWords(new loom.Refused("There is no such run.")), "There is no such run.");
+    assert.equal(loom.inWords(new TypeError("Failed to fetch")), "The server does not answer.");
+});
+
+test("an answer that comes after a later question is not shown", async () => {
+    const shown = [];
+    const latest = loom.latest(
+        (told) => shown.push(told),
+        (error) => shown.push(error.message),
+    );
+    const answers = [];
+    const question = () => latest.ask(new Promise((good, bad) => answers.push({ good, bad })));
+    const all = [question(), question(), question()];
+    answers[1].good("second");
+    answers[2].good("third");
+    answers[0].bad(new Error("first"));
+    await Promise.all(all);
+    assert.deepEqual(shown, ["third"]);
+    const last = question();
+    latest.forget();
+    answers[3].good("forgotten");
+    await last;
+    assert.deepEqual(shown, ["third"]);
+});
