@@ -1,7 +1,17 @@
 """Configurations for tests: what a test does not name is small."""
 
+import pytest
+
+from lib_lora.errors import ConfigError
 from lib_lora.train.config import TrainConfig
 from tests.tiny import CONFIG
+
+# What must be given, and no more.
+MINIMAL = {
+    "model": {"base": "base.safetensors"},
+    "data": {"folder": "pictures"},
+    "saving": {"out": "lora.safetensors"},
+}
 
 
 def asked_config(base_file, pictures, out_file, **sections):
@@ -18,3 +28,10 @@ def asked_config(base_file, pictures, out_file, **sections):
     for section, values in sections.items():
         raw[section] = {**raw.get(section, {}), **values}
     return TrainConfig.from_dict(raw)
+
+
+def problems_of(raw):
+    """Return what is wrong with a configuration, by field."""
+    with pytest.raises(ConfigError) as caught:
+        TrainConfig.from_dict(raw)
+    return dict(caught.value.problems)

@@ -5,21 +5,10 @@ import json
 
 import pytest
 
-from lib_lora.errors import ConfigError, UsageError
+from lib_lora.errors import UsageError
 from lib_lora.networks.compose import NETWORK_TYPES
 from lib_lora.train.config import SECTIONS, TrainConfig, with_settings
-
-MINIMAL = {
-    "model": {"base": "base.safetensors"},
-    "data": {"folder": "pictures"},
-    "saving": {"out": "lora.safetensors"},
-}
-
-
-def problems_of(raw):
-    with pytest.raises(ConfigError) as caught:
-        TrainConfig.from_dict(raw)
-    return dict(caught.value.problems)
+from tests.train.asked import MINIMAL, problems_of
 
 
 def test_what_must_be_given_is_enough(tmp_path):

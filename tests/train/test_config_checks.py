@@ -2,20 +2,8 @@
 
 import pytest
 
-from lib_lora.errors import ConfigError
 from lib_lora.train.config import TrainConfig
-
-MINIMAL = {
-    "model": {"base": "base.safetensors"},
-    "data": {"folder": "pictures"},
-    "saving": {"out": "lora.safetensors"},
-}
-
-
-def problems_of(raw):
-    with pytest.raises(ConfigError) as caught:
-        TrainConfig.from_dict(raw)
-    return dict(caught.value.problems)
+from tests.train.asked import MINIMAL, problems_of
 
 
 @pytest.mark.parametrize(
