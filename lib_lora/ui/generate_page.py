@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Sequence
 from functools import partial
 
@@ -148,7 +149,7 @@ def draw_picture(
         )
         drawn = studio.draw(base, folder, request)
     except LoraError as error:
-        return None, "", str(error)
+        return None, "", _plain(str(error))
     except Exception:
         log.exception("A picture could not be drawn.")
         return None, "", "Something unforeseen went wrong; the server's log has the details."
@@ -157,4 +158,9 @@ def draw_picture(
 
 def _notes(request: GenerateRequest, notes: Sequence[str]) -> str:
     told = f"Seed {request.seed}, {request.steps} steps, {request.sampler}."
-    return "\n".join([*(f"- ⚠ {note}" for note in notes), "", told])
+    return "\n".join([*(f"- ⚠ {_plain(note)}" for note in notes), "", _plain(told)])
+
+
+def _plain(text: str) -> str:
+    """Return a text as Markdown that shows it as it is: names and tags in it are no markup."""
+    return re.sub(r"([!-/:-@\[-`{-~])", r"\\\1", " ".join(text.split()))

@@ -88,7 +88,7 @@ class Requests:
     def _folder_text(self, text: str, problems: Problems) -> str:
         text = text.strip().strip('"')
         try:
-            folder = Path(self._pictures, text) if self._restricted else Path(text).expanduser()
+            folder = Path(self._pictures, text) if self._restricted else typed_path(text)
             inside = folder.resolve().is_relative_to(self._pictures.resolve())
             is_there = folder.is_dir()
         except (RuntimeError, ValueError, OSError):
@@ -106,15 +106,16 @@ class Requests:
     def _base(self, text: str, problems: Problems) -> str:
         known = [str(base.file) for base in self._host.checkpoints()]
         text = text.strip().strip('"') or next(iter(known), "")
+        file = existing_file(text)
         if not text:
             problems.append((BASE, "The host has no checkpoint; name a file."))
         elif self._restricted and text not in known:
             problems.append(
                 (BASE, "Over the network only the host's own checkpoints can be chosen.")
             )
-        elif not _is_file(text):
+        elif file is None:
             problems.append((BASE, f"There is no file {text[:200]!r}."))
-        return text
+        return str(file or text)
 
     def _add_vae(self, texts: dict[str, str]) -> None:
         """Take the VAE that the host uses with a checkpoint, unless the form names one."""
@@ -142,8 +143,18 @@ class Requests:
             raise ConfigError([(BASE, sentence)])
 
 
-def _is_file(text: str) -> bool:
+def typed_path(text: str) -> Path:
+    """Return the path that a person typed or pasted: quotes around it are dropped, `~` is the home folder.
+
+    Raises RuntimeError where there is no such home folder.
+    """
+    return Path(text.strip().strip('"')).expanduser()
+
+
+def existing_file(text: str) -> Path | None:
+    """Return the file that a person typed or pasted, `None` where there is none."""
     try:
-        return Path(text).is_file()
-    except (ValueError, OSError):
-        return False
+        file = typed_path(text)
+        return file if file.is_file() else None
+    except (RuntimeError, ValueError, OSError):
+        return None

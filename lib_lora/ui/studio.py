@@ -22,6 +22,7 @@ from lib_lora.host import (
     HostFlags,
     HostInfo,
 )
+from lib_lora.ui.request import existing_file, typed_path
 
 log = logging.getLogger(__name__)
 
@@ -141,7 +142,12 @@ class Studio:
     def _files(self, base: str, lora_dir: str) -> tuple[Path, Path]:
         if self.defaults.fixed_files:
             return self.defaults.base, self.defaults.lora_dir
-        asked = base.strip()
-        if asked and not Path(asked).is_file():
-            raise UsageError(f"There is no checkpoint {asked!r}.")
-        return Path(asked or self.defaults.base), Path(lora_dir.strip() or self.defaults.lora_dir)
+        file = existing_file(base) if base.strip() else self.defaults.base
+        if file is None:
+            raise UsageError(f"There is no checkpoint {base.strip()[:200]!r}.")
+        try:
+            folder = typed_path(lora_dir) if lora_dir.strip() else self.defaults.lora_dir
+            folder.resolve().is_dir()  # refuses what no path can be
+        except (RuntimeError, ValueError, OSError):
+            raise UsageError(f"{lora_dir.strip()[:80]!r} cannot be read as a path.") from None
+        return file, folder

@@ -60,6 +60,17 @@ def test_what_is_no_path_is_told(folder, name):
         assert BASE in problems(requests, {BASE: name})
 
 
+@pytest.mark.parametrize("shape", ["{}", ' "{}" '])
+def test_paths_may_begin_at_home_and_be_quoted_as_they_are_pasted(folder, monkeypatch, shape):
+    monkeypatch.setenv("HOME", str(folder))
+    _, requests = requests_of(folder)
+    (folder / "other.safetensors").touch()
+    filled = {FOLDER: shape.format("~/cats"), BASE: shape.format("~/other.safetensors"), OUT: "x"}
+    config = requests.read(filled)
+    assert config.data.folder == folder / "cats"
+    assert config.model.base == folder / "other.safetensors"
+
+
 def test_a_name_is_given_once(folder):
     host, requests = requests_of(folder)
     filled = {FOLDER: str(folder / "cats"), OUT: "cats"}

@@ -48,6 +48,25 @@ def test_a_file_that_is_not_there_is_told(tmp_path):
         studio.draw(str(tmp_path / "three.safetensors"), "", GenerateRequest(prompt="x"))
 
 
+@pytest.mark.parametrize(
+    "name", ["~nobody-of-this-name/x", "a\0b", "x" * 5000], ids=["home", "nul", "long"]
+)
+def test_what_is_no_path_is_told(tmp_path, name):
+    studio, recorder = studio_of(tmp_path)
+    for base, folder in ((name, ""), ("", name)):
+        with pytest.raises(UsageError, match=r"There is no checkpoint|cannot be read as a path"):
+            studio.draw(base, folder, GenerateRequest(prompt="x"))
+    assert recorder.opened == []
+
+
+def test_paths_may_begin_at_home_and_be_quoted_as_they_are_pasted(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    studio, recorder = studio_of(tmp_path)
+    (tmp_path / "loras").mkdir()
+    studio.draw('"~/two.safetensors"', ' "~/loras" ', GenerateRequest(prompt="x"))
+    assert recorder.opened == [(tmp_path / "two.safetensors", tmp_path / "loras")]
+
+
 def test_visitors_of_an_open_server_cannot_name_files(tmp_path):
     studio, recorder = studio_of(tmp_path, fixed_files=True)
     studio.draw(str(tmp_path / "two.safetensors"), "/", GenerateRequest(prompt="x"))
@@ -104,6 +123,21 @@ def test_a_network_from_elsewhere_is_copied_once(tmp_path):
 def test_a_server_of_fixed_files_is_restricted(tmp_path):
     assert not studio_of(tmp_path)[0].info().restricted
     assert studio_of(tmp_path, fixed_files=True)[0].info().restricted
+
+
+def test_a_sentence_of_the_generate_page_is_shown_as_it_is(tmp_path):
+    """A tag in angle brackets would vanish as markup, and a star or a line of underscores as emphasis."""
+    studio, _ = studio_of(tmp_path)
+
+    def fail(*_):
+        raise UsageError("No <lora:__a*b*:1>;\nsee `here`.")
+
+    studio.draw = fail
+    numbers = {"steps": 4, "guidance": 5, "width": 64, "height": 64, "seed": 0}
+    words = {"prompt": "x", "negative": "", "sampler": "Euler", "base": "", "folder": ""}
+    _, _, told = draw_picture(studio, **words, **numbers)
+    # CommonMark shows a punctuation mark behind a backslash as itself.
+    assert told == r"No \<lora\:\_\_a\*b\*\:1\>\; see \`here\`\."
 
 
 @pytest.mark.parametrize("empty", ["steps", "guidance", "width", "height", "seed"])
