@@ -204,7 +204,7 @@
             if (total) [bar.max, bar.value] = [total, step];
             else bar.removeAttribute("value");
             bar.hidden = !run.active || run.status === "queued";
-            figures.step.set(run.done_steps ? `${run.done_steps} / ${run.steps}` : `${run.steps}`);
+            figures.step.set(`${run.done_steps} / ${run.steps}`);
             figures.epoch.set(run.epochs ? `${run.epoch} / ${run.epochs}` : "");
             figures.left.set(run.active && run.left != null ? loom.duration(run.left) : "");
             figures.spent.set(run.active || !run.spent ? "" : loom.duration(run.spent));
