@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import gradio as gr
@@ -19,8 +19,14 @@ log = logging.getLogger(__name__)
 
 PROMPT = "txt2img_prompt"  # as in the WebUI, so that "try it" finds it
 USUAL_SIZE = 512
-MOST_PIXELS = 2048
-MOST_SEED = 2**53 - 1  # the largest whole number up to which a browser's numbers have no gaps
+# Checked here and not by the fields, whose own words for a number outside do not tell which field it stands in.
+LIMITS: Mapping[str, tuple[int, int]] = {
+    "Steps": (1, 1000),
+    "Guidance": (1, 100),
+    "Width": (8, 2048),
+    "Height": (8, 2048),
+    "Seed": (0, 2**53 - 1),  # up to here a browser's whole numbers have no gaps
+}
 RAMP = "<lora:{}:0@0,1@1>"
 HINT = (
     "A LoRA tag takes a number or keyframes: `<lora:NAME:0.8>`, `<lora:NAME:0@0,1@1>` (from 0 to 1),"
@@ -82,11 +88,11 @@ def _form(studio: Studio) -> tuple[list[gr.components.Component], gr.Button]:
     button = gr.Button("Generate", variant="primary")
     with gr.Row():
         sampler = gr.Dropdown(list(start.samplers), value=start.samplers[0], label="Sampler")
-        steps = gr.Number(20, label="Steps", precision=0, minimum=1, maximum=1000)
-        guidance = gr.Number(5, label="Guidance", minimum=1, step=0.5)
+        steps = gr.Number(20, label="Steps", precision=0)
+        guidance = gr.Number(5, label="Guidance", step=0.5)
     with gr.Row():
         width, height = (_size(label, start.size or USUAL_SIZE) for label in ("Width", "Height"))
-        seed = gr.Number(0, label="Seed", precision=0, minimum=0, maximum=MOST_SEED)
+        seed = gr.Number(0, label="Seed", precision=0)
     with gr.Accordion("Model and LoRA", open=True):
         base = gr.Textbox(
             str(start.base), label="Checkpoint file", interactive=not start.fixed_files
@@ -106,7 +112,7 @@ def _form(studio: Studio) -> tuple[list[gr.components.Component], gr.Button]:
 
 
 def _size(label: str, pixels: int) -> gr.Number:
-    return gr.Number(pixels, label=label, precision=0, step=8, minimum=8, maximum=MOST_PIXELS)
+    return gr.Number(pixels, label=label, precision=0, step=8)
 
 
 def _names(studio: Studio, folder: str) -> list[str]:
@@ -136,6 +142,9 @@ def draw_picture(
     """Draw what the form asks for; whatever goes wrong becomes a sentence in the place of the notes."""
     if steps is None or guidance is None or width is None or height is None or seed is None:
         return None, "", "Steps, guidance, width, height and seed each need a number."
+    outside = _outside((steps, guidance, width, height, seed))
+    if outside:
+        return None, "", _plain(outside)
     try:
         request = GenerateRequest(
             prompt=prompt,
@@ -154,6 +163,15 @@ def draw_picture(
         log.exception("A picture could not be drawn.")
         return None, "", "Something unforeseen went wrong; the server's log has the details."
     return drawn.image, strength_plot(drawn.trace), _notes(request, drawn.notes)
+
+
+def _outside(numbers: Sequence[float]) -> str:
+    """Return what is told of the numbers, in the order of LIMITS, that lie outside of them; nothing when none does."""
+    return " ".join(
+        f"{label} accepts {low} to {high}; found {number:.15g}."
+        for (label, (low, high)), number in zip(LIMITS.items(), numbers, strict=True)
+        if not low <= number <= high
+    )
 
 
 def _notes(request: GenerateRequest, notes: Sequence[str]) -> str:
