@@ -96,6 +96,14 @@ def test_what_cannot_be_is_a_sentence_in_the_page(address):
     assert without_escapes(notes) == "There is no checkpoint '/nowhere.safetensors'."
 
 
+def test_every_number_outside_of_its_limits_is_named(address):
+    """A field with limits of its own would refuse before, in words that do not name it."""
+    picture, _, notes = ask(address, "x", "", "Euler", 0, 0, 0, 0, -1, "", "")
+    assert picture is None
+    accepted = ("Steps", "Guidance", "Width", "Height", "Seed")
+    assert re.findall(r"(\w+) accepts", without_escapes(notes)) == list(accepted)
+
+
 def test_a_taken_port_is_told_in_a_sentence(address, capsys):
     port = re.search(r":(\d+)/", address)[1]
     assert main(["serve", "--port", port]) == 1

@@ -2,12 +2,11 @@
 
 from pathlib import Path
 
-import gradio as gr
 import pytest
 
 from lib_lora.errors import LoraError, UsageError
 from lib_lora.host import GenerateRequest
-from lib_lora.ui.generate_page import LIMITS, build_generate_page, draw_picture
+from lib_lora.ui.generate_page import draw_picture
 from lib_lora.ui.studio import Defaults, Studio
 
 
@@ -173,13 +172,3 @@ def test_a_number_outside_its_limits_is_told_with_its_field(tmp_path, field, num
     assert shown.startswith(f"{field.capitalize()} accepts ")
     assert shown.endswith(f"; found {number:.10g}.")
     assert recorder.opened == []
-
-
-def test_every_number_of_the_page_reaches_its_check(tmp_path):
-    """A field with limits of its own would refuse before, in words that do not name it."""
-    studio, _ = studio_of(tmp_path)
-    with gr.Blocks() as page:
-        build_generate_page(studio)
-    numbers = [block for block in page.blocks.values() if isinstance(block, gr.Number)]
-    assert [number.label for number in numbers] == list(LIMITS)
-    assert all(number.minimum is None and number.maximum is None for number in numbers)
