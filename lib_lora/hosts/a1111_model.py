@@ -69,18 +69,28 @@ def absent_note(loaded: LoadedNetwork, modules: Mapping[str, nn.Module | Share])
 
 
 def network_files(names: Iterable[str]) -> dict[str, Path]:
-    """Return the file of every name and alias that the host's Lora extension knows; it looks again when one of `names` is new."""
+    """Return the file of every name and alias that the host's Lora extension knows.
+
+    It looks again when one of `names` is new or its file is not where it was.
+    """
     import networks
 
-    def known() -> dict[str, Any]:
-        aliases = networks.available_network_aliases.items()
-        forbidden = networks.forbidden_network_aliases
-        free = {alias: disk for alias, disk in aliases if alias.lower() not in forbidden}
-        return {**free, **networks.available_networks}
-
-    if not known().keys() >= set(names):
+    found = _known_networks()
+    if not all(name in found and Path(found[name].filename).is_file() for name in names):
         networks.list_available_networks()
-    return {name: Path(disk.filename) for name, disk in known().items()}
+        found = _known_networks()
+    return {name: Path(disk.filename) for name, disk in found.items()}
+
+
+def _known_networks() -> dict[str, Any]:
+    """Return what the host's Lora extension knows of each file, by its name and by the aliases that one file alone has."""
+    import networks
+
+    # Copied at once, for a request to list them anew may come while a picture is made.
+    aliases, named = dict(networks.available_network_aliases), dict(networks.available_networks)
+    forbidden = networks.forbidden_network_aliases
+    free = {alias: disk for alias, disk in aliases.items() if alias.lower() not in forbidden}
+    return {**free, **named}
 
 
 def bring_up_to_date(module: nn.Module) -> None:

@@ -89,9 +89,7 @@ class Picture:
 
     def stamps(self) -> list[str]:
         """Return what tells these networks from others of their names: when their files were written."""
-        names = dict.fromkeys(use.name for use in self._wanted)
-        files = network_files(names)
-        return [f"{name} {files[name].stat().st_mtime_ns}" for name in names if name in files]
+        return [f"{name} {file.stat().st_mtime_ns}" for name, file in self._files().items()]
 
     def bind(self) -> list[str]:
         """Read the networks for the model that the host has loaded and put their hooks on it, unless it is the one they are on.

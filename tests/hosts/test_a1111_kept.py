@@ -236,3 +236,21 @@ def test_what_networks_other_than_lora_take_of_memory_is_told_and_no_problem(hos
     plain = host.picture("a fox <lora:a:0@0,1@1>")
     host.make(plain)
     assert not plain.comments
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_a_file_that_is_not_where_it_was(host, moved):
+    """The host goes on listing it; the schedule of another LoRA acts all the same, and a moved file is found again."""
+    file = networks.on_disk.pop("b")
+    if moved:
+        networks.on_disk["b"] = file.replace(host.folder / "moved.safetensors")
+    else:
+        file.unlink()
+    picture = host.picture(f"a fox {SCHEDULE}<lora:b:te=0:unet=1@0,0.5@1>")
+    picture.draw()
+    evaluation = evaluations(host)[-1]
+    assert was_with(host, evaluation, a=(1, 0.4), b=(0.5 * moved, 0))
+    assert not was_with(host, evaluation, a=(1, 0.4), b=(0.5 * (not moved), 0))
+    told = picture.extra_generation_params.get("Loom errors", "")
+    assert ("There is no LoRA 'b'" in told) is not moved
+    assert "FileNotFoundError" not in told
