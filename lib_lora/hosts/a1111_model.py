@@ -113,13 +113,11 @@ def say_not_found(names: Sequence[str]) -> None:
 
 def add_hashes(p: Any, names: Iterable[str]) -> None:
     """Add these networks to the picture's `Lora hashes`, where the host has put those of its own."""
-    import networks
-
     if not shared.opts.lora_add_hashes_to_infotext:
         return
-    hashes = dict(getattr(p, "lora_hashes", None) or {})
+    hashes, known = dict(getattr(p, "lora_hashes", None) or {}), _known_networks()
     for name in names:
-        disk = networks.available_network_aliases.get(name)
+        disk = known.get(name)
         if disk is not None:
             disk.read_hash()
             hashes[name.translate(_UNSAFE)] = disk.shorthash

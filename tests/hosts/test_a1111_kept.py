@@ -254,3 +254,13 @@ def test_a_file_that_is_not_where_it_was(host, moved):
     told = picture.extra_generation_params.get("Loom errors", "")
     assert ("There is no LoRA 'b'" in told) is not moved
     assert "FileNotFoundError" not in told
+
+
+def test_the_hash_is_that_of_the_file_that_acts(host, monkeypatch):
+    """Two files that call themselves `a`: the host then knows that alias as the one that it has read last, and forbids it."""
+    monkeypatch.setitem(networks.available_network_aliases, "a", networks.available_networks["b"])
+    monkeypatch.setitem(networks.forbidden_network_aliases, "a", 1)
+    picture = host.picture(f"a fox {SCHEDULE}")
+    picture.draw()
+    assert acts_as(host, a=(1, 0.4))
+    assert picture.extra_generation_params["Lora hashes"] == "a: hash-a"
