@@ -147,7 +147,7 @@ class CutIn:
             with self._reporting(p) as picture:
                 if picture is not None:
                     _report(p, picture.bind())
-                    picture.arm_encoders(pass_name)
+                    data = _with_start(data, picture.arm_encoders(pass_name))
             try:
                 first = original(p, function, prompts, steps, caches, data, hires_steps)
             finally:
@@ -212,6 +212,12 @@ class CutIn:
 def _text_of(use: NetworkUse) -> str:
     """Return the text that stands for a use: its tag, and what its prompt does with the tag."""
     return f"{use.source} {use.gates}" if use.gates else use.source
+
+
+def _with_start(data: Data, strengths: Sequence[float]) -> Data:
+    """Tell the host's cache from a pass that starts with other text encoder strengths, as one at another noise level may."""
+    start = extra_networks.ExtraNetworkParams([f"text encoders start with {strengths}"])
+    return {**data, ENTRY: [*data.get(ENTRY, ()), start]}
 
 
 def _keeps_weights() -> bool:

@@ -123,9 +123,11 @@ class Picture:
         """Add the networks that act to the infotext's `Lora hashes`."""
         add_hashes(self._p(), [use.name for use, _ in self._uses])
 
-    def arm_encoders(self, pass_name: PassName) -> None:
-        """Arm the text encoders with the strengths that a pass starts with."""
-        self._arm(self._plan(pass_name).start)
+    def arm_encoders(self, pass_name: PassName) -> Strengths:
+        """Arm the text encoders with the strengths that a pass starts with, and return these."""
+        start = self._plan(pass_name).start
+        self._arm(start)
+        return start
 
     def encode_curves(
         self, pass_name: PassName, prompts: Any, first: Any, encode: Callable[[], Any]

@@ -147,3 +147,28 @@ def test_constant_strengths_look_at_no_sampler(host, monkeypatch):
     picture = host.picture("a fox <lora:a:te=0.4:unet=0@0,1@1>")
     picture.draw()
     assert "Loom errors" not in picture.extra_generation_params
+
+
+def test_a_pass_that_starts_at_another_noise_level_is_not_taken_for_the_cached_one(make_host):
+    """The same prompt and steps: img2img goes on in the middle of the curve at which txt2img starts."""
+    host = make_host("sd2")
+    tag, starts = "<lora:a:te=0@s10,1@s0.1:unet=0>", []
+    for settings in ({}, {"init_images": ["x"]}, {}):
+        found = contexts(host, tag, steps=4, **settings)
+        sigmas = KDiffusionSampler("Euler").get_sigmas(None, 4)[4 - len(found) : -1]
+        strengths = [(1 - torch.tensor(sigma).log10().item()) / 2 for sigma in sigmas.tolist()]
+        assert differs(found[0], host, strengths[0]) < 1e-6
+        assert differs(found[-1], host, strengths[-1]) < 1e-6
+        starts.append(strengths[0])
+    assert starts[0] == starts[2] == 0
+    assert starts[1] > 0.2
+
+
+def test_what_was_encoded_without_a_schedule_is_not_taken_for_it(make_host, monkeypatch):
+    """A sampler that tells no levels leaves the schedule out; with the next one it acts."""
+    host = make_host("sd2")
+    tag = "<lora:a:te=0.8@0,0.2@1:unet=0>"
+    with monkeypatch.context() as patch:
+        patch.setattr(KDiffusionSampler, "get_sigmas", lambda *_: torch.tensor([9.0, 3.0, 1.0, 0]))
+        assert differs(contexts(host, tag)[0], host, 0) < 1e-9
+    assert differs(contexts(host, tag)[0], host, 0.8) < 1e-9
