@@ -28,8 +28,11 @@ log = logging.getLogger(__name__)
 ENTRY = "LoRA Loom"
 """No tag of a prompt can have this name, for it has a space."""
 INFOTEXT = "Loom errors"
+MIXED = "Loom text encoder"
 KEEP_WEIGHTS = "loom_keep_weights"
 REFUSE_DURING_RUN = "loom_refuse_during_run"
+
+_BATCH = "loom_batch"
 
 Data = Mapping[str, list[Any]]
 Replaced = Callable[..., Any]
@@ -115,6 +118,7 @@ class CutIn:
             entries = data.get(ENTRY, ())
             if p.prompts or entries:
                 self._close()
+                _forget(p)
                 _report(p, negative_notes(p.negative_prompts or ()))
             if not entries:
                 original(p, data)
@@ -222,6 +226,19 @@ def _with_start(data: Data, strengths: Sequence[float]) -> Data:
 
 def _keeps_weights() -> bool:
     return shared.opts.data.get(KEEP_WEIGHTS, False)
+
+
+def _forget(p: Any) -> None:
+    """Take what another batch was told out of the infotext of the one that begins.
+
+    Scripts copy a picture for each of theirs, and the copies share what its infotext holds.
+    """
+    if getattr(p, _BATCH, None) is p.extra_network_data:
+        return
+    setattr(p, _BATCH, p.extra_network_data)
+    if p.extra_generation_params.keys() & {INFOTEXT, MIXED}:
+        kept = p.extra_generation_params.items()
+        p.extra_generation_params = {k: v for k, v in kept if k not in (INFOTEXT, MIXED)}
 
 
 def _report(p: Any, sentences: Sequence[str]) -> None:

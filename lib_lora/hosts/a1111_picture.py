@@ -17,6 +17,7 @@ from lib_lora.apply.session import Row, Session
 from lib_lora.errors import UsageError
 from lib_lora.formats.checkpoint import open_checkpoint
 from lib_lora.formats.matching import EMBEDDING
+from lib_lora.hosts.a1111 import MIXED
 from lib_lora.hosts.a1111_clock import Built, built_by, clock_of
 from lib_lora.hosts.a1111_embeddings import Embeddings
 from lib_lora.hosts.a1111_encoders import (
@@ -43,8 +44,6 @@ from lib_lora.hosts.a1111_model import (
 )
 from lib_lora.hosts.reading import Uses, read_uses
 from lib_lora.schedule.curve import NetworkUse, PassName
-
-MIXED = "Loom text encoder"
 
 
 class Picture:

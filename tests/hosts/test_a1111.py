@@ -3,6 +3,8 @@
 Right values come from a twin of the model whose weights hold the networks, `baked` by the library's composition law.
 """
 
+from copy import copy
+
 import networks
 import pytest
 import torch
@@ -292,3 +294,37 @@ def test_unloading_undoes_everything(host):
         assert function.__module__.startswith("modules.")
         assert not hasattr(function, "__wrapped__")
     host.load_extension()  # as "Reload UI" does; it is undone after the test once more
+
+
+def test_what_is_told_of_one_picture_is_not_told_of_the_next(host):
+    """As the X/Y/Z plot does: a copy for each cell, and all share what infotexts hold."""
+    plot = host.picture("a fox")
+    told = []
+    for tags in ("<lora:a:high>", "<lora:a:te=0@0,1@1:unet=0>", "", "<lora:a:te=1:unet=1@0,0@1>"):
+        cell = copy(plot)
+        cell.all_prompts, cell.steps = [f"a fox {tags}"], 40
+        cell.draw()
+        told.append({"Loom errors", "Loom text encoder"} & cell.extra_generation_params.keys())
+    assert told == [{"Loom errors"}, {"Loom text encoder"}, set(), set()]
+
+
+def test_what_is_told_of_a_batch_is_not_told_of_the_next(host):
+    picture = host.picture("a fox <lora:a:high>")
+    picture.draw()
+    assert "Loom errors" in picture.extra_generation_params
+    picture.all_prompts = ["a fox <lora:a:0@0,1@1>"]
+    picture.draw()
+    assert "Loom errors" not in picture.extra_generation_params
+
+
+def test_what_is_told_of_the_first_pass_stays_when_the_hires_pass_begins(host):
+    picture = host.picture("a fox <lora:a:high>", enable_hr=True, hr_prompt="a fox")
+    picture.draw()
+    assert "a number or keyframes" in picture.extra_generation_params["Loom errors"]
+
+
+def test_an_infotext_without_schedules_is_the_hosts_own(host):
+    picture = host.picture("a fox <lora:b:1>")
+    held = picture.extra_generation_params
+    picture.draw()
+    assert picture.extra_generation_params is held
