@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,9 +34,10 @@ class Plan:
     """The strengths of a pass.
 
     alone: the index of the one use that changes, `None` where several do or none; places: those of every evaluation, in its order;
-    knots: those to encode, sorted, the start of the pass among them.
+    knots: those to encode, sorted, the start of the pass among them; uses: whose strengths these are.
     """
 
+    uses: tuple[NetworkUse, ...]
     alone: int | None
     places: Sequence[Place]
     knots: Sequence[Place]
@@ -89,22 +90,18 @@ def plan_of(uses: Uses, p: Any, pass_name: PassName) -> Plan:
 
     Raises UsageError for a sampler that does not tell its levels ahead.
     """
-    if not any(_changes(use, pass_name) for use, _ in uses):
-        start = (0.0, strengths_at(uses, _START, pass_name))
-        return Plan(None, [start], [start])
+    own = tuple(use for use, _ in uses)
+    if not any(_changes(use, pass_name) for use in own):
+        start = (0.0, _strengths_at(own, _START, pass_name))
+        return Plan(own, None, [start], [start])
     clock = foreseen(p, pass_name)
     moments = [clock.moment(level) for level in clock.levels] or [_START]
-    every = [(moment.progress, strengths_at(uses, moment, pass_name)) for moment in moments]
+    every = [(moment.progress, _strengths_at(own, moment, pass_name)) for moment in moments]
     columns = zip(*(strengths for _, strengths in every), strict=True)
     changing = [index for index, column in enumerate(columns) if len({*column}) > 1]
     alone = changing[0] if len(changing) == 1 else None
     places = [(_place(alone, progress, strengths), strengths) for progress, strengths in every]
-    return Plan(alone, places, _knots(alone, places))
-
-
-def strengths_at(uses: Uses, moment: Moment, pass_name: PassName) -> Strengths:
-    """Return the text encoder strength of every use."""
-    return tuple(use.strength("te", moment, pass_name) for use, _ in uses)
+    return Plan(own, alone, places, _knots(alone, places))
 
 
 def kept(p: Any, pass_name: PassName, prompts: Any) -> Encoded | None:
@@ -119,16 +116,18 @@ def keep(p: Any, pass_name: PassName, prompts: Any, encoded: Encoded) -> None:
     setattr(p, _NAME, {**others, key: encoded} if len(encoded.conds) > 1 else others)
 
 
-def choose(params: Any, moment: Moment, strengths: Strengths, pass_name: PassName) -> None:
-    """Give the evaluation that follows the conditionings of these strengths."""
+def choose(params: Any, moment: Moment, pass_name: PassName) -> None:
+    """Give the evaluation that follows the conditionings of the strengths that the encoded networks have then.
+
+    With an option of the host's, a hires pass has conditionings of the first pass' networks and others in its UNet.
+    """
     found = getattr(params.denoiser.p, _NAME, {})
-    step = params.denoiser.step
-    if (pass_name, False) in found:
-        read = reader(False, step)
-        params.text_cond = found[pass_name, False].at(moment.progress, strengths, read)
-    if (pass_name, True) in found:
-        read = reader(True, step)
-        params.text_uncond = found[pass_name, True].at(moment.progress, strengths, read)
+    for negative, name in ((False, "text_cond"), (True, "text_uncond")):
+        encoded = found.get((pass_name, negative))
+        if encoded is not None:
+            strengths = _strengths_at(encoded.plan.uses, moment, pass_name)
+            read = reader(negative, params.denoiser.step)
+            setattr(params, name, encoded.at(moment.progress, strengths, read))
 
 
 def reader(negative: bool, step: int) -> Read:
@@ -154,6 +153,11 @@ def deviation(mixture: Any, true: Any) -> float:
         return max(deviation(mixture[name], true[name]) for name in true)
     largest = float(true.abs().max())
     return float((mixture - true).abs().max()) / largest if largest else 0.0
+
+
+def _strengths_at(uses: Iterable[NetworkUse], moment: Moment, pass_name: PassName) -> Strengths:
+    """Return the text encoder strength of every use."""
+    return tuple(use.strength("te", moment, pass_name) for use in uses)
 
 
 def _key(pass_name: PassName, prompts: Any) -> tuple[PassName, bool]:

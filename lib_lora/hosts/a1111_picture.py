@@ -32,7 +32,6 @@ from lib_lora.hosts.a1111_encoders import (
     kept,
     plan_of,
     reader,
-    strengths_at,
 )
 from lib_lora.hosts.a1111_model import (
     absent_note,
@@ -156,7 +155,7 @@ class Picture:
             self._session.begin_pass(clock_of(denoiser), pass_name)
             self._built = built
         moment = self._session.step(float(params.sigma.max()), self._rows(params))
-        choose(params, moment, strengths_at(self._uses, moment, pass_name), pass_name)
+        choose(params, moment, pass_name)
         return self._session.warnings
 
     def disarm(self) -> None:

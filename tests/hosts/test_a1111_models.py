@@ -247,3 +247,16 @@ def test_tiling_changes_the_convolutions_of_networks_too(host, kind, tiled):
 def test_the_layers_of_the_stand_in_are_all_of_every_model(make_host):
     host = make_host("sd2")
     assert set(host.networks["a"]) == set(LAYERS)
+
+
+def test_networks_of_the_first_pass_in_the_words_of_the_hires_pass(host):
+    """With the option, the hires prompt is encoded with the first prompt's networks, at their strengths in the hires pass."""
+    shared.opts.hires_fix_use_firstpass_conds = True
+    first = "a fox <lora:b:te=0:unet=0@0,0@1><lora:a:te=0@0,0.5@1:unet=0>"
+    picture = host.picture(first, enable_hr=True, hr_prompt="a cat <lora:b:te=0:unet=0@0,1@1>")
+    picture.draw()
+    for index, evaluation in enumerate(evaluations(host)[4:]):
+        twin = host.baked(a=(0, index / 6), b=(index / 3, 0))
+        assert agree(evaluation[2][:1], words_of(twin, "a cat "))
+        assert agree(evaluation[3], answers(twin, evaluation))
+    assert "Loom errors" not in picture.extra_generation_params
