@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from modules import devices, extra_networks, patches, shared
 from modules.processing import StableDiffusionProcessing
@@ -51,7 +51,12 @@ class Entry(extra_networks.ExtraNetworkParams):
 
 
 class CutIn:
-    """The extension as the WebUI sees it; its callbacks are the methods that the registration names."""
+    """The extension as the WebUI sees it; its callbacks are the methods that the registration names.
+
+    installed: the one that the WebUI has now, if any.
+    """
+
+    installed: ClassVar[CutIn | None] = None
 
     def __init__(self) -> None:
         self._picture: Picture | None = None
@@ -71,10 +76,12 @@ class CutIn:
         shared.options_templates.update(shared.options_section(("loom", "LoRA Loom"), options))
         for holder, name, around in self._cuts():
             patches.patch(__name__, holder, name, around(getattr(holder, name)))
+        CutIn.installed = self
 
     def uninstall(self) -> None:
         """Undo `install` and take every hook off the model."""
-        self._close()
+        CutIn.installed = None
+        self.close()
         for option in (KEEP_WEIGHTS, REFUSE_DURING_RUN):
             shared.options_templates.pop(option)
         for holder, name, _ in self._cuts():
@@ -88,6 +95,12 @@ class CutIn:
             if picture is not None:
                 _report(p, picture.bind())
                 _report(p, picture.step(params))
+
+    def close(self) -> None:
+        """Take the networks of the last picture off the model and off its device; harmless when there are none."""
+        if self._picture is not None:
+            self._picture.close()
+        self._picture = None
 
     def disarm(self, params: Any) -> None:
         """Switch every network off: the evaluation is over."""
@@ -117,7 +130,7 @@ class CutIn:
             # Without prompts it is no picture: the host encodes the empty text of a model that it has loaded.
             entries = data.get(ENTRY, ())
             if p.prompts or entries:
-                self._close()
+                self.close()
                 _forget(p)
                 _report(p, negative_notes(p.negative_prompts or ()))
             if not entries:
@@ -196,21 +209,16 @@ class CutIn:
         try:
             yield picture if picture is not None and picture.is_for(p) else None
         except LoraError as error:
-            self._close()
+            self.close()
             _report(p, [f"The schedules are left out: {error}"])
         except Exception as error:
             log.exception("a callback of the WebUI failed")
-            self._close()
+            self.close()
             _report(p, [f"The schedules are left out: {type(error).__name__}: {error}"])
 
     def _disarm(self) -> None:
         if self._picture is not None:
             self._picture.disarm()
-
-    def _close(self) -> None:
-        if self._picture is not None:
-            self._picture.close()
-        self._picture = None
 
 
 def _text_of(use: NetworkUse) -> str:

@@ -17,7 +17,7 @@ from modules import devices, lowvram, patches, sd_models, sd_unet, sd_vae, share
 from modules.call_queue import queue_lock
 
 from lib_lora.errors import LoraError
-from lib_lora.hosts.a1111 import REFUSE_DURING_RUN
+from lib_lora.hosts.a1111 import REFUSE_DURING_RUN, CutIn
 from lib_lora.jobs.client import Run
 from lib_lora.jobs.recent import recent_runs
 
@@ -112,6 +112,8 @@ def begin_lent(runs: Path) -> None:
 
 def _take_off() -> _Loaded | None:
     """Free the device of every loaded model, and return which was in use."""
+    if CutIn.installed is not None:
+        CutIn.installed.close()  # the networks of the last picture are on the device too
     data = sd_models.model_data
     loaded, models = None, list(data.loaded_sd_models)
     if data.sd_model is not None:

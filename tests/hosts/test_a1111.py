@@ -8,9 +8,11 @@ from copy import copy
 import networks
 import pytest
 import torch
-from modules import extra_networks, processing, script_callbacks, sd_unet, shared
+from modules import extra_networks, processing, script_callbacks, sd_models, sd_unet, shared
 from modules.sd_samplers_kdiffusion import KDiffusionSampler
 from webui_host import agree, answers, evaluations
+
+from lib_lora.hosts.a1111_gpu import HandOver
 
 RAMP = "a fox <lora:a:te=1:unet=0@0,1@1>"
 
@@ -328,3 +330,18 @@ def test_an_infotext_without_schedules_is_the_hosts_own(host):
     held = picture.extra_generation_params
     picture.draw()
     assert picture.extra_generation_params is held
+
+
+def test_the_networks_of_a_picture_leave_the_device_when_it_is_lent(host, monkeypatch):
+    monkeypatch.setattr(sd_models, "model_data", sd_models.ModelData())
+    host.draw(RAMP)
+    assert host.model.hooks() > 0
+    hand_over = HandOver()
+    hand_over.release(refuse=False)
+    try:
+        assert host.model.hooks() == 0
+    finally:
+        hand_over.restore()
+    host.draw(RAMP)
+    last = evaluations(host)[-1]
+    assert agree(last[3], answers(host.baked(a=(1, 1)), last))
