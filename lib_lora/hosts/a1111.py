@@ -180,7 +180,7 @@ class CutIn:
     def _begin(self, p: Any, entry: Entry, others: dict[str, list[Any]]) -> None:
         """Begin a picture, and take out of `others` what is to act beside the weights too."""
         _report(p, entry.problems)
-        scheduled = [use.name for use in entry.uses]
+        scheduled, asked, prompts = [use.name for use in entry.uses], dict(others), p.all_prompts
         kept = take_static(p, others, scheduled) if _keeps_weights() else []
         if not entry.uses and not kept:
             return
@@ -191,6 +191,11 @@ class CutIn:
         with self._reporting(p) as picture:
             if picture.reads_weights() and not _keeps_weights():
                 picture.add(take_static(p, others, scheduled))
+        if (
+            self._picture is None
+        ):  # nothing can act beside these weights, but the host may write into them
+            others.update(asked)
+            p.all_prompts = prompts
 
     def _open(self, p: Any, entry: Entry) -> None:
         told = ["everything is left out"] if entry.uses else []

@@ -9,7 +9,7 @@ from dataclasses import replace
 import networks
 import pytest
 import torch
-from modules import sd_hijack, shared
+from modules import sd_hijack, sd_unet, shared
 from modules.textual_inversion import textual_inversion
 from webui_host import agree, answers, evaluations
 
@@ -264,3 +264,15 @@ def test_the_hash_is_that_of_the_file_that_acts(host, monkeypatch):
     picture.draw()
     assert acts_as(host, a=(1, 0.4))
     assert picture.extra_generation_params["Lora hashes"] == "a: hash-a"
+
+
+@pytest.mark.parametrize("added", ["None", "b"])
+def test_static_tags_stay_the_hosts_where_nothing_can_act_beside_the_weights(host, added):
+    shared.opts.data |= {"sd_lora": added, "loom_keep_weights": True}
+    sd_unet.current_unet = object()
+    picture = host.picture("a fox <lora:a:0.4>")
+    picture.draw()
+    names = ["a", "b"] if added == "b" else ["a"]
+    assert [name for name, *_ in networks.loaded_networks] == names
+    assert picture.all_prompts == ["a fox <lora:a:0.4>" + "<lora:b:1.0>" * (added == "b")]
+    assert "compiled" in picture.extra_generation_params["Loom errors"]
