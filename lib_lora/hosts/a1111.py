@@ -132,7 +132,8 @@ class CutIn:
             if p.prompts or entries:
                 self.close()
                 _forget(p)
-                _report(p, negative_notes(p.negative_prompts or ()))
+                hires = getattr(p, "hr_negative_prompts", None)
+                _report(p, negative_notes([*(p.negative_prompts or ()), *(hires or ())]))
             if not entries:
                 original(p, data)
                 return

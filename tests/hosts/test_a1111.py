@@ -345,3 +345,10 @@ def test_the_networks_of_a_picture_leave_the_device_when_it_is_lent(host, monkey
     host.draw(RAMP)
     last = evaluations(host)[-1]
     assert agree(last[3], answers(host.baked(a=(1, 1)), last))
+
+
+def test_schedules_in_the_negative_prompt_of_the_hires_pass_are_told(host):
+    picture = host.picture("a fox ", enable_hr=True)
+    picture.hr_negative_prompts = ["bad <lora:a:0@0,1@1>"]
+    picture.draw()
+    assert "neg=" in picture.extra_generation_params["Loom errors"]
