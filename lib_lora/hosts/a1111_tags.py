@@ -84,11 +84,27 @@ def _is_hosts(inside: str) -> bool:
     words = {part.partition("=")[0].strip() for part in parts if "=" in part}
     if words & _BLOCK_WEIGHT_WORDS and "@" not in inside:
         return static_use([name, *parts]) is None  # of presets that its extension alone has
-    return words <= _HOST_WORDS and all(_is_number(part) for part in parts)
+    values = [part.partition("=")[2] if "=" in part else part for part in parts]
+    return (
+        words <= _HOST_WORDS and all(map(_is_number, values)) and all(map(_is_whole, _ranks(parts)))
+    )
 
 
-def _is_number(part: str) -> bool:
+def _ranks(parts: Sequence[str]) -> list[str]:
+    """Return what the host reads as a number of ranks."""
+    named = [part.partition("=")[2] for part in parts if part.startswith("dyn=")]
+    return [*[part for part in parts if "=" not in part][2:3], *named]
+
+
+def _is_number(text: str) -> bool:
     try:
-        return math.isfinite(float(part.rpartition("=")[2]))
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
+
+
+def _is_whole(text: str) -> bool:
+    try:
+        return int(text) == float(text)
     except ValueError:
         return False

@@ -68,6 +68,9 @@ def test_the_other_name_of_a_tag_is_lifted_out_too():
         # The WebUI would take these for numbers and draw no picture, or take the tag for words.
         ("<lora:x:nan>", 11),
         ("<lora:x:te=1:unet=inf>", 21),
+        ("<lora:x:1:dyn=2.5>", 17),
+        ("<lora:x:1:1:2.5>", 15),
+        ("<lora:x:te=1=2>", 11),
         ("<lora:>", 9),
     ],
 )
