@@ -90,7 +90,9 @@ def _known_networks() -> dict[str, Any]:
     aliases, named = dict(networks.available_network_aliases), dict(networks.available_networks)
     forbidden = networks.forbidden_network_aliases
     free = {alias: disk for alias, disk in aliases.items() if alias.lower() not in forbidden}
-    return {**free, **named}
+    # A tag's name is read without the spaces around it, which a file's may have.
+    bare = {name.strip(): disk for name, disk in {**free, **named}.items()}
+    return {**bare, **free, **named}
 
 
 def bring_up_to_date(module: nn.Module) -> None:

@@ -276,3 +276,13 @@ def test_static_tags_stay_the_hosts_where_nothing_can_act_beside_the_weights(hos
     assert [name for name, *_ in networks.loaded_networks] == names
     assert picture.all_prompts == ["a fox <lora:a:0.4>" + "<lora:b:1.0>" * (added == "b")]
     assert "compiled" in picture.extra_generation_params["Loom errors"]
+
+
+def test_a_file_whose_name_has_spaces_around_it(host):
+    """The host's cards write it with them into the tag, where the grammar reads it without."""
+    networks.on_disk["a "] = networks.on_disk.pop("a")
+    networks.list_available_networks()
+    picture = host.picture("a fox <lora:a :te=0.4:unet=0@0,1@1>")
+    picture.draw()
+    assert acts_as(host, a=(1, 0.4))
+    assert "Loom errors" not in picture.extra_generation_params
