@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from lib_lora.apply.session import Session
+from lib_lora.apply.session import Row, Session
 from lib_lora.errors import FileFormatError, LoraError, UsageError
 from lib_lora.families.sd1 import SD1
 from lib_lora.formats.checkpoint import open_checkpoint
@@ -201,9 +201,9 @@ class DiffusersHost:
         generators = [torch.Generator().manual_seed(request.seed) for request in requests]
         latents = self._noise(requests[0], generators) * walk.scheduler.init_noise_sigma
         options = {"generator": generators} if walk.sampler.noisy else {}
-        trace = []
+        rows, trace = _rows(uses, len(requests)), []
         for level, time in zip(walk.levels, walk.scheduler.timesteps, strict=True):
-            moment = session.step(level)
+            moment = session.step(level, rows)
             strengths = strengths_at((use for use, _ in uses), moment)
             trace.append(Evaluation(moment.sigma, moment.step, strengths))
             scaled = walk.scheduler.scale_model_input(latents, time)
@@ -270,6 +270,13 @@ def _common(requests: Sequence[GenerateRequest], parsed: Sequence[Parsed]) -> Ge
 
 def _settings(request: GenerateRequest) -> tuple[object, ...]:
     return (request.steps, request.sampler, request.guidance, request.width, request.height)
+
+
+def _rows(uses: Uses, pictures: int) -> list[Row]:
+    """Return what each row of the UNet's batch computes: those of the negative prompts come first."""
+    if not any("neg" in use.curves for use, _ in uses):
+        return [Row()]
+    return [Row(negative=True)] * pictures + [Row()] * pictures
 
 
 def _te_strengths(uses: Uses, moment: Moment) -> tuple[float, ...]:

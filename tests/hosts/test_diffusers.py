@@ -313,3 +313,16 @@ def test_the_device_can_be_taken_away_and_given_back(host):
     host.restore_gpu()
     host.restore_gpu()
     assert host.generate(request("a red circle", steps=2)).image == before
+
+
+@torch.no_grad()
+def test_the_negative_prompt_has_a_strength_of_its_own(host, reference, recorded):
+    prompt = "a red circle <lora:one:te=0:unet=0@0,1@1:neg=0.3>"
+    host.generate_batch([request(prompt, steps=3), request(f"{prompt} on sand", steps=3, seed=2)])
+    for step, (args, output) in enumerate(recorded):
+        positive, negative = (
+            evaluated(reference, args, {"one": strength, "two": 0.0})
+            for strength in (step / 2, 0.3)
+        )
+        assert distance(output, torch.cat([negative[:2], positive[2:]])) <= 1e-5
+        assert distance(output, positive) > 1e-2
