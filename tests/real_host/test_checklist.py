@@ -102,6 +102,14 @@ def test_a_plot_over_schedules(host):
     assert not any("Loom errors" in text for text in json.loads(answer["info"])["infotexts"])
 
 
+def test_what_is_wrong_in_one_cell_of_a_plot_is_not_told_of_the_next(host):
+    axes = [7, "NOW, none, 0@0~1@1", [], 0, "", [], 0, "", []]
+    arguments = [*axes, False, True, False, False, False, False, False, 0, False]
+    request = asked("<lora:one:te=1:unet=NOW>", script_name="x/y/z plot", script_args=arguments)
+    texts = json.loads(host.post(TXT2IMG, request)["info"])["infotexts"][-3:]
+    assert ["Loom errors" in text for text in texts] == [True, True, False]
+
+
 def test_an_infotext_draws_the_picture_again(host):
     drawn = host.watch(RAMP, steps=3, seed=17)
     request = {"infotext": drawn.infotext, "save_images": False}

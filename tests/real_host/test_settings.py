@@ -136,6 +136,19 @@ def paint(host, picture, tags, settings, plan=None):
     return host.watch(tags, "img2img", plan=plan, **changes)
 
 
+def test_a_text_encoder_curve_over_sigma_behind_another_pass_of_the_same_words(
+    host, figures, picture
+):
+    """The WebUI's cache holds the words of txt2img, which starts with more noise: those of strength 0."""
+    texts = ["a green ring", "a red square"]
+    tag = "<lora:words:te=0@s14,0.8@s5|step:unet=0>"
+    words = {"prompt": f"{texts[0]}{tag}", "negative_prompt": texts[1], "steps": 4}
+    host.watch(**words)
+    plan = {"words": [{"words": 0.8}] * 3, "texts": texts}
+    settings = {"init_images": [picture], "denoising_strength": 0.5}
+    assert_exact(host.watch(page="img2img", plan=plan, **settings, **words), figures)
+
+
 def mask():
     from tests.real_host.pictures import Drawn
 
