@@ -192,9 +192,8 @@ class CutIn:
         with self._reporting(p) as picture:
             if picture.reads_weights() and not _keeps_weights():
                 picture.add(take_static(p, others, scheduled))
-        if (
-            self._picture is None
-        ):  # nothing can act beside these weights, but the host may write into them
+        if self._picture is None:
+            # Nothing can act beside these weights, but the host may write into them.
             others.update(asked)
             p.all_prompts = prompts
 
