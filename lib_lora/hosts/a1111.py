@@ -255,11 +255,14 @@ def _forget(p: Any) -> None:
 
 
 def _report(p: Any, sentences: Sequence[str]) -> None:
-    """Tell what was left out of a picture below it and in its infotext."""
+    """Tell what was left out of a picture below it, in its infotext and on the console.
+
+    Of a picture that another extension makes inside of one, nobody sees but the console.
+    """
     for sentence in sentences:
         p.comment(sentence)
         told = p.extra_generation_params.get(INFOTEXT)
-        if told is None:
-            p.extra_generation_params[INFOTEXT] = sentence
-        elif sentence not in told:
-            p.extra_generation_params[INFOTEXT] = f"{told} {sentence}"
+        if told is not None and sentence in told:
+            continue
+        log.warning(sentence)
+        p.extra_generation_params[INFOTEXT] = f"{told} {sentence}" if told else sentence

@@ -352,3 +352,10 @@ def test_schedules_in_the_negative_prompt_of_the_hires_pass_are_told(host):
     picture.hr_negative_prompts = ["bad <lora:a:0@0,1@1>"]
     picture.draw()
     assert "neg=" in picture.extra_generation_params["Loom errors"]
+
+
+def test_what_is_left_out_is_told_on_the_console_once(host, caplog):
+    host.picture("a fox <lora:a:high><lora:b:0@0,1@1>", enable_hr=True).draw()
+    assert [text for text in caplog.messages if "a number or keyframes" in text] == [
+        "<lora:a:high> is left out: column 15: expected a number or keyframes such as 0@0,1@0.5."
+    ]
