@@ -43,10 +43,14 @@ def memory_note(
 
     To be asked as `forecast` is.
     """
-    types = {network.type.id for layers in networks for network in layers.values()}
-    if types <= {LORA.id}:
+    if all(_is_lora(network) for layers in networks for network in layers.values()):
         return None
     return f"LoRA Loom takes {forecast(networks, modules) / 1e6:.2f} MB of memory for this picture's networks."
+
+
+def _is_lora(network: LayerNetwork) -> bool:
+    """Tell whether a network is no more than its two factors, with the factor of its block or for fewer channels as well."""
+    return network.type.rank is LORA.rank and network.type.low_rank is not None
 
 
 def _size(weight: Tensor, dtype: torch.dtype | None) -> int:

@@ -233,9 +233,10 @@ def test_what_networks_other_than_lora_take_of_memory_is_told_and_no_problem(hos
     told = f"LoRA Loom takes {taken:.2f} MB of memory for this picture's networks."
     assert told in picture.comments
     assert "Loom errors" not in picture.extra_generation_params
-    plain = host.picture("a fox <lora:a:0@0,1@1>")
-    host.make(plain)
-    assert not plain.comments
+    for tag in ("<lora:a:0@0,1@1>", "<lora:a:0@0,1@1:lbw=ALL0.5>"):
+        plain = host.picture(f"a fox {tag}")
+        host.make(plain)
+        assert not plain.comments
 
 
 @pytest.mark.parametrize("moved", [False, True])
