@@ -88,7 +88,8 @@ def _find_in(
 ) -> None:
     extensions = readable_extensions()
     files = [path for path in sorted(place.iterdir()) if not path.name.startswith(".")]
-    captions = [file for file in files if file.suffix.lower() == CAPTION]
+    # By key: thousands of pictures are looked for among as many captions.
+    captions = dict.fromkeys(file for file in files if file.suffix.lower() == CAPTION)
     for file in files:
         if file.is_dir() or file in captions:
             continue
