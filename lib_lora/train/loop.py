@@ -14,7 +14,9 @@ from torch import Tensor
 
 from lib_lora.errors import LoraError
 from lib_lora.train.config import TrainConfig
+from lib_lora.train.memory import pictures_at_once
 from lib_lora.train.objective import (
+    VALIDATION_BATCH,
     Draws,
     Objective,
     batch_at,
@@ -212,7 +214,10 @@ class Loop:
         """Return the loss on the fixed draws."""
         material, count = self.material, self.config.loss.validation_draws
         shapes = [latent.shape for latent in material.latents]
-        parts = validation_draws(self.config.run.seed, count, shapes, material.objective)
+        # No more at once than a step has, or the first of all passes would be the one without room.
+        fill = max(self.config.schedule.batch, pictures_at_once(self.config.data.size))
+        most = min(fill, VALIDATION_BATCH)
+        parts = validation_draws(self.config.run.seed, count, shapes, material.objective, most)
         return sum(float(material.loss(part)) * len(part.rows) for part in parts) / count
 
     def _read_every(self) -> int:

@@ -204,11 +204,15 @@ def training_draws(
 
 
 def validation_draws(
-    seed: int, count: int, shapes: Sequence[Sequence[int]], objective: Objective
+    seed: int,
+    count: int,
+    shapes: Sequence[Sequence[int]],
+    objective: Objective,
+    most: int = VALIDATION_BATCH,
 ) -> list[Draws]:
     """Draw the fixed pairs of noise and time that the validation loss is taken on, in batches of one shape: times spread evenly.
 
-    shapes: (channels, height, width) of the latent of each picture.
+    shapes: (channels, height, width) of the latent of each picture; most: of a batch, which changes nothing of the draws.
     """
     draw, times = stream(seed, "validation"), objective.spaced(count)
     rows = torch.randperm(count, generator=stream(seed, "validation rows")) % len(shapes)
@@ -218,7 +222,7 @@ def validation_draws(
             [n for n, row in enumerate(rows.tolist()) if tuple(shapes[row]) == shape]
         )
         noise = torch.randn((len(same), *shape), generator=draw)
-        for part in torch.arange(len(same)).split(VALIDATION_BATCH):
+        for part in torch.arange(len(same)).split(most):
             kept = torch.zeros(len(part), dtype=torch.bool)
             found.append(Draws(rows[same[part]], times[same[part]], noise[part], kept))
     return found

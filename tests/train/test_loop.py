@@ -165,6 +165,24 @@ def test_what_is_told_and_kept(make_loop):
     assert (shelf.networks, shelf.states, teller.saves) == ([3], [2], [3])
 
 
+@pytest.mark.parametrize(("size", "batch", "most"), [(512, 2, 2), (64, 2, 16), (512, 32, 16)])
+def test_a_validation_takes_no_more_at_once_than_a_step_or_a_picture_of_512(
+    make_loop, size, batch, most
+):
+    """16 pictures of 1024 pixels are more than the whole of a step with SDXL, and the plan of the memory is that of a step."""
+    loop = make_loop(data={"size": size}, schedule={"batch": batch}, loss={"validation_draws": 20})
+    passes, whole = [], loop.material.denoise
+
+    def seen(noisy, *rest):
+        passes.append(len(noisy))
+        return whole(noisy, *rest)
+
+    loop.material = replace(loop.material, denoise=seen)
+    loss = loop.validate()
+    assert (max(passes), sum(passes)) == (most, 20)
+    assert loss == pytest.approx(make_loop(loss={"validation_draws": 20}).validate(), rel=1e-6)
+
+
 def test_watching_changes_nothing(make_loop):
     plain = make_loop(schedule={"steps": 3}, loss={"validation_draws": 0})
     watched = make_loop(schedule={"steps": 3}, loss={"validation_every": 1})
