@@ -19,7 +19,7 @@ from lib_lora.families.table import Layer
 from lib_lora.formats.file_name import fits_every_system
 from lib_lora.formats.hashes import file_sha256
 from lib_lora.formats.original import layer_view, swapped
-from lib_lora.formats.stream import TensorReader, TensorWriter
+from lib_lora.formats.stream import TensorReader, TensorWriter, is_finite
 from lib_lora.merge.live import compose_in_turn
 from lib_lora.merge.plan import MergePlan
 from lib_lora.merge.recipe import merged_metadata
@@ -65,7 +65,7 @@ def bake(plan: MergePlan, out: Path) -> MergeReport:
             if key in plan.changes:
                 writer.write(key, _merged(plan, reader, key, rounding))
             else:
-                writer.write(key, reader.read_to_copy(key).to(plan.dtypes[key]))
+                writer.write(key, _copied(reader, key, plan.dtypes[key]))
     return MergeReport(
         file=out,
         output_bytes=out.stat().st_size,
@@ -101,6 +101,17 @@ def is_among(out: Path, inputs: Sequence[Path]) -> bool:
     folders = (path for path in inputs if path.is_dir())
     files = [*inputs, *(file for folder in folders for file in folder.rglob("*"))]
     return any(file.exists() and out.samefile(file) for file in files)
+
+
+def _copied(reader: TensorReader, key: str, dtype: torch.dtype) -> Tensor:
+    """Return a tensor that no network changes in the output's dtype; raises LoraError when that cannot hold it."""
+    stored = reader.read_to_copy(key)
+    cast = stored.to(dtype)
+    if dtype != stored.dtype and not is_finite(cast.view(-1)) and is_finite(stored.view(-1)):
+        raise LoraError(
+            f"{key} of the base is larger than {_name(dtype)} can hold. Choose --dtype fp32."
+        )
+    return cast
 
 
 def _merged(plan: MergePlan, reader: TensorReader, key: str, rounding: Rounding) -> Tensor:

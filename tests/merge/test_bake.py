@@ -158,6 +158,25 @@ def test_an_overflow_names_the_layer_and_leaves_nothing(make_base, make_lora, tm
     )
 
 
+def test_a_tensor_of_the_base_that_the_new_dtype_cannot_hold_is_named(make_lora, tmp_path):
+    """fp16 ends at 65,504; a model with an infinity in it draws black pictures."""
+    key = LAYERS[FEED].weight.key
+    tensors = base_tensors(torch.float32)
+    tensors[key][0, 0] = 70_000.0
+    base = tmp_path / "base.safetensors"
+    write_tensors(base, tensors, {})
+    choices = [LoraChoice(make_lora(lora_tensors([QUERY], seed=1)))]
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(LoraError, match=r"ff.net.2.weight of the base is larger than float16 can"):
+        bake(plan_merge(base, choices, "fp16"), tmp_path / "out.safetensors")
+    assert sorted(tmp_path.iterdir()) == before
+    bake(plan_merge(base, choices, "bf16"), tmp_path / "out.safetensors")
+    # What the base holds already is copied as it is.
+    tensors[key][0, 0] = torch.inf
+    write_tensors(base, tensors, {})
+    bake(plan_merge(base, choices, "fp16"), tmp_path / "out.safetensors")
+
+
 def test_a_merge_too_weak_for_its_dtype_is_told(make_base, make_lora, tmp_path):
     weak = make_lora(lora_tensors([QUERY], seed=1, size=0.002))
     out = tmp_path / "out.safetensors"
