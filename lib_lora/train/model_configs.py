@@ -120,7 +120,7 @@ def _read_sidecar(file: Path) -> _Sidecar:
         scaling = str(
             _section(_section(_section(params, "denoiser_config"), "params"), "scaling_config")
         )
-    except (OSError, yaml.YAMLError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, yaml.YAMLError, KeyError, TypeError, AttributeError) as error:
         raise FileFormatError(f"{file} is no model configuration of the WebUI: {error!r}") from None
     told = SIDECAR_PREDICTIONS.get(str(params.get("parameterization")))
     return _Sidecar(network, clip, "v" if "VScaling" in scaling else told)

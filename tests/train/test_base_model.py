@@ -104,9 +104,10 @@ def test_a_sidecar_tells_the_heads(alone):
         f"    cond_stage_config:\n      params: {{version: '{CONFIG / 'text_encoder'}'}}\n"
     )
     assert heads(find_configs(open_checkpoint(alone))) == (2, TINY_HEADS)
-    alone.with_suffix(".yaml").write_text("model: nothing")
-    with pytest.raises(FileFormatError, match="no model configuration of the WebUI"):
-        find_configs(open_checkpoint(alone))
+    for other in (b"model: nothing", b"model: [", "model: {}".encode("utf-16"), b"caf\xe9", b""):
+        alone.with_suffix(".yaml").write_bytes(other)
+        with pytest.raises(FileFormatError, match="no model configuration of the WebUI"):
+            find_configs(open_checkpoint(alone))
 
 
 def test_a_folder_without_configurations_is_refused(alone, tmp_path):
