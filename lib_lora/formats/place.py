@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from lib_lora.errors import NoSpaceError
+from lib_lora.errors import LoraError, NoSpaceError
 
 PARTIAL = ".partial"
 SPARE_BYTES = 16 << 20
@@ -47,7 +47,7 @@ def new_file(file: Path) -> Iterator[BinaryIO]:
             f"The disk of {file.parent} is full: {file.name} could not be written."
         ) from error
     finally:
-        partial.unlink(missing_ok=True)
+        remove(partial)
 
 
 def check_space(folder: Path, needed: int) -> None:
@@ -57,6 +57,16 @@ def check_space(folder: Path, needed: int) -> None:
         raise NoSpaceError(
             f"{folder} has {free / 1e6:.0f} MB free and {(needed + SPARE_BYTES) / 1e6:.0f} MB are needed."
         )
+
+
+def check_takes_files(folder: Path) -> None:
+    """Raise LoraError when no file can be made in a folder; on every system, only trying tells."""
+    file = folder / f".lora-loom.{secrets.token_hex(4)}{PARTIAL}"
+    try:
+        file.touch(exist_ok=False)
+        remove(file)
+    except OSError as error:
+        raise LoraError(f"{folder} takes no new file: {error.strerror}.") from error
 
 
 def open_new(partial: Path) -> BinaryIO:
@@ -79,7 +89,7 @@ def remove_partial(folder: Path, *names: str) -> None:
     """Remove what killed writers left of these files in a folder, or of all; nobody may be writing them."""
     for name in map(glob.escape, names) if names else "*":
         for partial in folder.glob(f".{name}.*{PARTIAL}"):
-            partial.unlink(missing_ok=True)
+            remove(partial)
 
 
 def _when_nobody_reads(act: Callable[[], object]) -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from lib_lora.errors import LoraError, UsageError, did_you_mean
+from lib_lora.formats.place import remove
 from lib_lora.jobs.environment import worker_environment
 from lib_lora.jobs.owner import is_running, this_process
 from lib_lora.jobs.protocol import (
@@ -255,7 +256,7 @@ def _announce(paths: RunFolder) -> int:
     for command in pending_commands(paths):
         result = "Too late: it was meant for an earlier worker."
         events.write("command", {"id": command.id, "command": command.name, "result": result})
-        (paths.commands / f"{command.id}.json").unlink(missing_ok=True)
+        remove(paths.commands / f"{command.id}.json")
     events.write("starting", {"pid": me.pid, "started": me.started})
     events.close()
     return events.seq

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from lib_lora.errors import FileFormatError, LoraError, did_you_mean
-from lib_lora.formats.place import remove_partial
+from lib_lora.formats.place import remove, remove_partial
 from lib_lora.jobs.offline import OFFLINE
 from lib_lora.jobs.owner import Owner, release, take
 from lib_lora.jobs.protocol import (
@@ -100,7 +100,7 @@ class Reporter:
         if self._current is not None:
             told = {"id": self._current.id, "command": self._current.name, "result": result}
             self._events.write("command", told)
-            (self._folder.commands / f"{self._current.id}.json").unlink(missing_ok=True)
+            remove(self._folder.commands / f"{self._current.id}.json")
             self._current = None
 
     def answer_all(self, result: str) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from lib_lora.formats.place import remove
 from lib_lora.formats.stream import TensorReader, write_tensors
 
 
@@ -28,7 +29,7 @@ def write_state(folder: Path, state: State) -> None:
     write_tensors(file, state.tensors, {"step": str(state.step), **losses})
     for other in _files(folder):
         if other.name < file.name:
-            other.unlink()
+            remove(other)
 
 
 def read_state(folder: Path) -> State | None:

@@ -6,10 +6,20 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import torch
 
-from lib_lora.errors import NoSpaceError
+from lib_lora.errors import LoraError, NoSpaceError
 from lib_lora.formats import place
-from lib_lora.formats.place import check_space, new_file, put_in_place, remove_partial
+from lib_lora.formats.place import (
+    check_space,
+    check_takes_files,
+    new_file,
+    put_in_place,
+    remove_partial,
+)
+from lib_lora.jobs.protocol import EventLog, RunFolder, send_command
+from lib_lora.jobs.worker import Reporter
+from lib_lora.train.state import State, write_state
 
 NOBODY = 65534
 
@@ -57,6 +67,33 @@ def test_a_file_that_someone_reads_is_replaced_when_they_are_done(tmp_path, monk
     assert (tmp_path / "old").read_bytes() == b"new"
 
 
+def test_what_someone_reads_is_removed_when_they_are_done(tmp_path, monkeypatch):
+    """A scanner looks into every new file, and Windows refuses to remove what is open; here that is played too."""
+    unlinked, refused = type(tmp_path).unlink, set()
+
+    def unlink(self, missing_ok=False):
+        if self.exists() and self not in refused:
+            refused.add(self)
+            raise PermissionError
+        unlinked(self, missing_ok)
+
+    monkeypatch.setattr(type(tmp_path), "unlink", unlink)
+    monkeypatch.setattr(place, "REFUSED_WHILE_READ", True)
+    monkeypatch.setattr(place, "RETRY_SECONDS", 0.0)
+    (tmp_path / ".a.bin.12ab.partial").touch()
+    remove_partial(tmp_path)
+    for step in (1, 2):
+        write_state(tmp_path / "state", State(step, {"x": torch.zeros(1)}, {}))
+    run = RunFolder(tmp_path)
+    send_command(run, "save")
+    reporter = Reporter(run, EventLog(run.events))
+    assert reporter.asked() == "save"
+    reporter.answer("Saved.")
+    left = {file.name for file in tmp_path.rglob("*") if file.is_file()}
+    assert left == {"0000002.safetensors", "events.jsonl"}
+    assert len(refused) == 3
+
+
 @contextmanager
 def as_somebody():
     """Be a user whom a folder can refuse something, which none can to root."""
@@ -82,6 +119,17 @@ def test_a_refusal_that_lasts_is_told(monkeypatch, waits):
             put_in_place(folder / "new", folder / "old")
         folder.chmod(0o755)
         put_in_place(folder / "new", folder / "old")  # it was the folder that refused
+
+
+@pytest.mark.skipif(os.name == "nt", reason="folders refuse nothing there")
+def test_a_folder_that_takes_no_file_is_told_by_trying():
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        check_takes_files(folder)
+        assert list(folder.iterdir()) == []
+        folder.chmod(0o555)
+        with as_somebody(), pytest.raises(LoraError, match="takes no new file: Permission denied"):
+            check_takes_files(folder)
 
 
 def test_what_a_killed_writer_left_is_removed_and_nothing_else(tmp_path):
