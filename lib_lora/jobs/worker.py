@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import platform
+import re
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -35,6 +36,10 @@ from lib_lora.jobs.protocol import (
 log = logging.getLogger(__name__)
 
 LAST_WORD_SECONDS = 5.0
+# PyTorch has a class of error for a full device alone; a full main memory and what libraries find out are told in words.
+NO_MEMORY = re.compile(
+    r"out of memory|not enough memory|allocate memory|ALLOC_FAILED|WinError 1455"
+)
 
 
 class Reporter:
@@ -220,7 +225,8 @@ def _sentence(error: Exception) -> str:
     """Say in a sentence what went wrong; the log has the rest."""
     if isinstance(error, LoraError):
         return str(error)
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+    told = isinstance(error, RuntimeError | OSError) and NO_MEMORY.search(str(error))
+    if told or isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return "The memory ran out: lower the batch or the size, or close other programs."
     if isinstance(error, OSError):
         return f"The system refused: {error}."
