@@ -198,27 +198,35 @@ def check_resumable(run: Run) -> None:
 def launch(run: Run) -> None:
     """Start a worker on a run that has none, and return when it has said hello; raises LoraError when it does not."""
     paths = RunFolder(run.folder)
-    before = _announce(paths)
-    with paths.log.open("ab") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "lib_lora.jobs.worker", str(paths.path)],
-            cwd=paths.path,
-            env=worker_environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            **_detached(),
-        )
-    # Somebody has to take note of its end, or it stays behind as a zombie.
-    threading.Thread(target=process.wait, daemon=True).start()
+    before, process = _announce(paths), None
     try:
+        process = _start_worker(paths)
+        # Somebody has to take note of its end, or it stays behind as a zombie.
+        threading.Thread(target=process.wait, daemon=True).start()
         _await_hello(run, process, before)
     except BaseException as error:
         # A start that is given up, by its time or by Ctrl-C, leaves no worker that nobody follows.
-        process.kill()
-        process.wait()
+        if process is not None:
+            process.kill()
+            process.wait()
         append_event(run, "failed", {"message": str(error) or "The start was given up."})
         raise
+
+
+def _start_worker(paths: RunFolder) -> subprocess.Popen[bytes]:
+    try:
+        with paths.log.open("ab") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", "lib_lora.jobs.worker", str(paths.path)],
+                cwd=paths.path,
+                env=worker_environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                **_detached(),
+            )
+    except OSError as error:
+        raise LoraError(f"The worker could not be started: {error}.") from error
 
 
 def new_folder(root: Path, kind: str) -> Path:

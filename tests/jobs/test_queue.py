@@ -192,13 +192,22 @@ def test_runs_are_found_by_name_and_stay_the_same_objects(queue):
         queue.find(run.id + "x")
 
 
-def test_a_worker_that_does_not_start_fails_its_run_and_the_next_one_comes(queue, monkeypatch):
+@pytest.mark.parametrize(
+    ("executable", "said"),
+    [
+        ("/bin/false", "The worker did not start."),
+        ("/nowhere/python", "The worker could not be started: [Errno 2] No such file"),
+    ],
+)
+def test_a_worker_that_does_not_start_fails_its_run_and_the_next_one_comes(
+    queue, monkeypatch, executable, said
+):
     first, second = queue.add(KIND, {}), queue.add(KIND, {})
     with monkeypatch.context() as patch:
-        patch.setattr(client.sys, "executable", "/bin/false")
+        patch.setattr(client.sys, "executable", executable)
         assert queue.pump() == first
     assert first.state().status == "failed"
-    assert first.state().message.startswith("The worker did not start.")
+    assert first.state().message.startswith(said)
     assert queue.pump() == second
     assert second.wait(PATIENCE).status == "failed"
 
