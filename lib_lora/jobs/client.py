@@ -150,7 +150,8 @@ def is_alive(state: RunState) -> bool:
         return is_running(state.pid, state.started)
     if state.launcher is None or state.beat is None:
         return False
-    waited = time.time() - state.beat
+    # A clock that was set back would else keep it waiting for as long.
+    waited = abs(time.time() - state.beat)
     return waited < (START_SECONDS if is_running(*state.launcher) else ORPHAN_SECONDS)
 
 

@@ -231,6 +231,15 @@ def test_a_launcher_that_was_killed_leaves_a_run_that_is_dead_after_a_while(queu
     assert queue.pump() == run
 
 
+def test_a_launcher_that_was_killed_before_the_clock_was_set_back_is_dead_too(queue):
+    """A queue would stand still until the clock is where it was."""
+    run = queue.add(KIND, {})
+    dead = {"pid": os.getpid(), "started": "before this process"}
+    told = {"v": 1, "seq": 1, "t": time.time() + 86_400, "kind": "starting", **dead}
+    RunFolder(run.folder).events.write_text(json.dumps(told) + "\n")
+    assert status(run) == "dead"
+
+
 def test_a_worker_without_a_beat_is_silent_and_not_dead(queue, sleeper):
     run = queue.add(KIND, {})
     play_worker(run, sleeper)
