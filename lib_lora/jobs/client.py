@@ -68,10 +68,11 @@ class Run:
             return time.time()
 
     def asked(self) -> dict[str, Any]:
-        """Return {"kind": what the worker is to do, "config": with what}."""
+        """Return {"kind": what the worker is to do, "config": with what}, both empty when that cannot be read."""
         try:
-            return dict(json.loads(RunFolder(self.folder).config.read_text("utf-8")))
-        except (OSError, ValueError, TypeError):
+            raw = json.loads(RunFolder(self.folder).config.read_text("utf-8"))
+            return {"kind": str(raw["kind"]), "config": {**raw["config"]}}
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return {"kind": "", "config": {}}
 
     def events(self, after: int = 0, most: int | None = None) -> list[Event]:

@@ -43,7 +43,7 @@ def is_running(pid: int, started: str) -> bool:
     """Tell whether the process that began then is still the same one and has not ended."""
     try:
         return beginning(pid) == started and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except (psutil.NoSuchProcess, OSError):
+    except (psutil.NoSuchProcess, OSError, ValueError):
         return False
 
 

@@ -183,7 +183,7 @@ def _parse(line: bytes) -> Event | None:
         head = (int(raw.pop("seq")), float(raw.pop("t")), str(raw.pop("kind")))
         raw.pop("v")
         return Event(*head, raw)
-    except (ValueError, KeyError, AttributeError, TypeError):
+    except (ValueError, KeyError, AttributeError, TypeError, OverflowError, RecursionError):
         return None
 
 

@@ -114,6 +114,23 @@ def test_what_cannot_be_started_or_asked_is_refused(finished, tmp_path):
         resume(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("text", "kind", "config"),
+    [
+        ("{}", "", {}),
+        ('{"kind": "train"}', "", {}),
+        ('{"kind": "train", "config": []}', "", {}),
+        ('{"kind": 5, "config": {"run": {"seed": 1}}}', "5", {"run": {"seed": 1}}),
+        ('{"kind": "tr', "", {}),
+        ("[" * 100_000, "", {}),
+    ],
+)
+def test_what_was_asked_can_always_be_told(tmp_path, text, kind, config):
+    """One folder with something else in it would keep the others from being listed."""
+    (tmp_path / "config.json").write_text(text)
+    assert Run(tmp_path).asked() == {"kind": kind, "config": config}
+
+
 def test_a_process_that_took_a_dead_workers_number_is_not_the_worker(tmp_path):
     write_json(tmp_path / "config.json", {"kind": "train", "config": {}})
     (tmp_path / "log.txt").write_text("the last words\n")

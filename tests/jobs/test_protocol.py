@@ -57,6 +57,26 @@ def test_a_torn_line_is_ignored_and_numbers_go_on_after_it(tmp_path):
     assert [(event.seq, event.kind) for event in read_events(file)] == [(1, "hello"), (2, "hello")]
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"v": 1, "seq": 1e999, "t": 0, "kind": "x"}',
+        b'{"v": 1, "seq": 1, "t": 1' + b"0" * 400 + b', "kind": "x"}',
+        b"[" * 100_000,
+        b"\0" * 100,
+        b'{"v": 1, "seq": null, "t": 0, "kind": "x"}',
+        b"[]",
+        b"\xff",
+    ],
+    ids=["endless", "too large", "deep", "zeros", "no number", "no object", "no text"],
+)
+def test_a_line_that_is_no_event_is_passed_over_whatever_it_is(tmp_path, line):
+    """One of them would keep every run of the folder from being listed."""
+    file = tmp_path / "events.jsonl"
+    file.write_bytes(line + b'\n{"v": 1, "seq": 2, "t": 0.0, "kind": "hello"}\n')
+    assert [event.seq for event in read_events(file)] == [2]
+
+
 def test_a_reader_returns_each_event_once_and_waits_for_the_end_of_a_line(tmp_path):
     file = tmp_path / "events.jsonl"
     reader = EventReader(file)
