@@ -12,6 +12,7 @@ whenever its note (`ready`) no longer holds.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -92,6 +93,7 @@ EXTRAS: Mapping[str, tuple[PinnedList, ...]] = {
     "prodigyopt": (PinnedList("prodigyopt", {"torch": ((2, 1), ANY)}, 1),),
 }
 OLDEST_TORCH = "2.1"
+WAITING = "waiting for another process that installs the worker's packages"
 
 
 class Overlay(NamedTuple):
@@ -291,14 +293,21 @@ def _alone(tell: Tell) -> Iterator[None]:
             import msvcrt
 
             handle.seek(0)
-            msvcrt.locking(handle.fileno(), msvcrt.LK_LOCK, 1)
+            while True:
+                try:
+                    msvcrt.locking(handle.fileno(), msvcrt.LK_LOCK, 1)
+                    break
+                except OSError as error:  # it tries for ten seconds, and pip takes longer
+                    if error.errno != errno.EDEADLK:
+                        raise
+                    tell(WAITING)
         else:
             import fcntl
 
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
-                tell("waiting for another process that installs the worker's packages")
+                tell(WAITING)
                 fcntl.flock(handle, fcntl.LOCK_EX)
         yield
 

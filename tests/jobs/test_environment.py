@@ -3,6 +3,7 @@
 The sets of versions that work and that fail with torch 2.1.2 were tried one by one with Python 3.10.
 """
 
+import errno
 import json
 import os
 import shutil
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import time
 import zipfile
+from types import SimpleNamespace
 
 import pytest
 
@@ -292,6 +294,23 @@ def test_two_that_prepare_at_once_wait_for_each_other(host, tmp_path):
     assert [process.returncode for process in both] == [0, 0]
     assert [text.splitlines()[-1] for text in said] == ["()", "()"]
     assert sum("Installing" in text for text in said) == 1
+
+
+def test_on_windows_too_it_is_waited_for_as_long_as_it_takes(host, monkeypatch):
+    """Its lock is tried for ten seconds and then refused; here that is played, since no other system does it."""
+    refusals = iter([OSError(errno.EDEADLK, "Resource deadlock avoided")])
+
+    def locking(descriptor, mode, count):
+        for error in refusals:
+            raise error
+
+    host.home.mkdir()
+    monkeypatch.setitem(sys.modules, "msvcrt", SimpleNamespace(LK_LOCK=1, locking=locking))
+    monkeypatch.setattr(sys, "platform", "win32")
+    said = []
+    with environment._alone(said.append):
+        said.append("alone")
+    assert said == [environment.WAITING, "alone"]
 
 
 def test_optional_packages_come_when_they_are_asked_for(host):
