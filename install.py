@@ -3,6 +3,7 @@
 Nothing of the WebUI is touched or imported, torch neither; a failure is a sentence, since everything but training works without.
 """
 
+import io
 import os
 import sys
 
@@ -33,4 +34,7 @@ def main() -> str:
 
 
 if __name__ == "__main__":
+    # A folder's name may hold what the encoding of the console or of a pipe does not.
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
     print(f"LoRA Loom: {main()}")

@@ -90,6 +90,17 @@ def test_a_failure_is_one_line_and_no_error(extension):
     assert said.count("\n") == 1
 
 
+def test_a_folder_that_the_console_cannot_write_is_told_all_the_same(tmp_path):
+    """A console or a pipe on Windows has the system's old encoding, which lacks most of the world's letters."""
+    extension = Extension(tmp_path / "学习")
+    extension.env |= {"PYTHONIOENCODING": "cp1252"}
+    (extension.root / ".worker").touch()
+    code, said = extension.install()
+    assert code == 0, said
+    assert said.startswith("LoRA Loom: The worker's packages could not be installed: ")
+    assert r"\u5b66" in said
+
+
 def test_what_cannot_be_helped_is_said(extension):
     shutil.rmtree(next(extension.site.glob("torch-*")))
     (extension.site / "torch-1.13.1.dist-info").mkdir()
