@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -54,7 +55,18 @@ def is_ready(lists: Sequence[str]) -> bool:
         and not UNFINISHED.exists()
         and stamp.is_file()
         and stamp.read_text() == fingerprint(lists)
+        and not is_left_behind()
     )
+
+
+def is_left_behind() -> bool:
+    """Tell whether the interpreter behind the environment has become another version, as when the system is upgraded.
+
+    Packages lie in a folder that is named by the version. It is seen where that interpreter is the one that asks.
+    """
+    told = re.search(r"^version *= *(\d+)\.(\d+)", (VENV / "pyvenv.cfg").read_text(), re.MULTILINE)
+    same = PYTHON.resolve() == Path(sys.executable).resolve()
+    return same and told is not None and (int(told[1]), int(told[2])) != sys.version_info[:2]
 
 
 @contextlib.contextmanager

@@ -194,6 +194,18 @@ def test_a_stopped_set_up_leaves_nothing(project, stop):
     assert not project.venv.exists()
 
 
+def test_an_environment_whose_python_was_upgraded_is_made_again(project):
+    """Its packages lie in a folder named by the old version, and the new one finds none of them."""
+    project.require("loom-probe==1.0\n")
+    assert project.run("inspect", "x")[0] == 7
+    settings = project.venv / "pyvenv.cfg"
+    settings.write_text(re.sub(r"(?m)^version = .*$", "version = 3.9.2", settings.read_text()))
+    code, _, err = project.run("inspect", "x")
+    assert code == 7, err
+    assert "made again" in err
+    assert project.run("inspect", "x")[2] == ""
+
+
 def test_an_environment_of_someone_else_is_left_alone(project):
     project.require("loom-probe==1.0\n")
     project.venv.mkdir()
