@@ -8,10 +8,12 @@ import sys
 from pathlib import Path
 
 from lib_lora.cli.options import add_runs_folder
+from lib_lora.errors import UsageError
 
 EXAMPLE = "example: python3 loom.py serve --base model.safetensors --lora-dir loras"
 DEMO_BASE = Path(__file__).resolve().parents[1] / "demo" / "base.safetensors"
 DEMO_SIZE = 64
+LAST_PORT = 65_535
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -51,6 +53,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def run(args: argparse.Namespace) -> int:
     """Serve until stopped."""
+    if not 0 <= args.port <= LAST_PORT:
+        raise UsageError(f"--port accepts 0 to {LAST_PORT}; found {args.port}.")
     from lib_lora.hosts.diffusers import DiffusersHost
     from lib_lora.hosts.samplers import SAMPLERS
     from lib_lora.ui.server import is_loopback, serve
