@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+
+from torch import Tensor
 
 from lib_lora.errors import LoraError, NoSpaceError
 from lib_lora.formats.checkpoint import Checkpoint
 from lib_lora.formats.network_file import write_network
-from lib_lora.formats.place import check_space, remove_partial
+from lib_lora.formats.place import check_space, check_takes_files, remove_partial
+from lib_lora.formats.stream import is_finite
 from lib_lora.networks.dora import MAGNITUDE
 from lib_lora.train.attach import Attached
 from lib_lora.train.companions import companion_names, write_companions
@@ -39,13 +42,14 @@ class Disk:
         self._preview = preview
 
     def prepare(self, watcher: Watcher) -> None:
-        """Make the folders, without what a killed writer left; raises NoSpaceError when they cannot hold what will be written."""
+        """Make the folders, without what a killed writer left; raises LoraError when they cannot hold what will be written."""
         saves, out = self._folder / "saves", self._config.saving.out.parent
         for folder in (saves, self._folder / "state", out):
             folder.mkdir(parents=True, exist_ok=True)
         for folder in (saves, self._folder / "state", self._folder / "samples"):
             remove_partial(folder)
         remove_partial(out, *companion_names(self._config.saving.out))
+        check_takes_files(out)
         network = self._network_bytes()
         # A new state is whole before the old one goes, which a resumed run has already.
         states = 1 if self._loop.done else 2
@@ -61,8 +65,8 @@ class Disk:
             self.sample(done, watcher)
 
     def retreat(self) -> int:
-        """Write the state if it still fits, and return the step that a resumed run goes on from."""
-        with contextlib.suppress(NoSpaceError):
+        """Write the state if that is still possible, and return the step that a resumed run goes on from."""
+        with contextlib.suppress(NoSpaceError, OSError):
             self.state(self._loop.done)
         return kept_step(self._folder / "state")
 
@@ -70,6 +74,8 @@ class Disk:
         """Write the state after `step` steps; the loop's `Keeper`."""
         check_space(self._folder, self._state_bytes())
         tensors = self._loop.optimizer.state()
+        # A loss tells it one step later, when this state would have taken the place of a good one.
+        _check_numbers(tensors.values(), step)
         write_state(self._folder / "state", State(step, tensors, self._loop.validations))
 
     def network(self, step: int) -> str:
@@ -107,6 +113,9 @@ class Disk:
         cannot."""
         check_space(file.parent, self._network_bytes())
         dtype = DTYPES[self._config.saving.dtype]
+        _check_numbers(
+            (t for parts in self._attached.tensors.values() for t in parts.values()), step
+        )
         # A rounded magnitude would move the base's own weights, and it is one number for a whole row.
         rounded = self._attached.type.trainable - {MAGNITUDE}
         tensors = {
@@ -134,3 +143,11 @@ class Disk:
     def _saves_left(self) -> int:
         every, steps = self._config.saving.every, self._config.schedule.steps
         return (steps - 1) // every - self._loop.done // every if every else 0
+
+
+def _check_numbers(tensors: Iterable[Tensor], step: int) -> None:
+    if not all(is_finite(tensor.detach().flatten()) for tensor in tensors):
+        raise LoraError(
+            f"The network has become no numbers at step {step}: lower the rates, or compute in fp32. "
+            "What was saved before is still there."
+        )

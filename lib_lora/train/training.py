@@ -86,9 +86,12 @@ def train(config: TrainConfig, folder: Path, created: datetime | None, watcher: 
         ending = loop.run(watcher, disk)
         if ending == "done":
             disk.finish(watcher)
-    except NoSpaceError as error:
+    except (NoSpaceError, OSError) as error:
         kept = disk.retreat()
-        message = f"{error} Paused after step {kept}: make room, then resume."
+        said, remedy = f"The system refused: {error}.", "put that right"
+        if isinstance(error, NoSpaceError):
+            said, remedy = str(error), "make room"
+        message = f"{said} Paused after step {kept}: {remedy}, then resume."
         return Result("paused", kept, None, loop.validations, message)
     file = config.saving.out if ending == "done" else None
     return Result(ending, loop.done, file, loop.validations)

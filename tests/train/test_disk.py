@@ -2,14 +2,17 @@
 
 import contextlib
 import json
+import math
 from pathlib import Path
 
 import pytest
 
-from lib_lora.errors import NoSpaceError
+from lib_lora.errors import LoraError, NoSpaceError
 from lib_lora.formats import place
 from lib_lora.train import disk, training
 from lib_lora.train.config import TrainConfig
+from lib_lora.train.optim import Optimizer
+from lib_lora.train.state import kept_step
 from tests.train.asked import asked_config
 from tests.train.pictures import make_pictures
 from tests.train.test_training import Noter
@@ -122,6 +125,61 @@ def test_a_state_that_still_fits_is_kept_when_a_save_does_not(asked, whole, tmp_
     assert training.train(asked(tmp_path), tmp_path, None, watcher).ending == "done"
     assert watcher.steps == []
     assert (tmp_path / "lora.safetensors").read_bytes() == files["lora.safetensors"]
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a folder that takes no file")
+def test_a_folder_that_takes_no_file_is_told_before_the_first_step(asked, tmp_path):
+    """It is asked for a file when the training is over, which may be hours later."""
+    watcher = Noter()
+    with pytest.raises(LoraError, match="/proc takes no new file"):
+        training.train(asked(Path("/proc")), tmp_path, None, watcher)
+    assert watcher.steps == []
+
+
+def test_a_network_that_cannot_be_written_loses_no_step(asked, whole, tmp_path, monkeypatch):
+    """A drive that is gone when the training is over comes back, or the folder is made writable."""
+    _, files = whole
+    real = disk.write_network
+
+    def refuse(file, *rest):
+        if file.name == "lora.safetensors":
+            raise PermissionError(13, "Permission denied", str(file))
+        real(file, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "write_network", refuse)
+        paused = training.train(asked(tmp_path), tmp_path, None, Noter())
+    assert (paused.ending, paused.step) == ("paused", STEPS)
+    assert "Permission denied" in paused.message
+    assert f"Paused after step {STEPS}: put that right, then resume." in paused.message
+    watcher = Noter()
+    assert training.train(asked(tmp_path), tmp_path, None, watcher).ending == "done"
+    assert watcher.steps == []
+    assert (tmp_path / "lora.safetensors").read_bytes() == files["lora.safetensors"]
+
+
+def test_a_state_of_no_numbers_takes_the_place_of_none(asked, tmp_path, monkeypatch):
+    """The loss of a step is that before its update, so it is still finite when the update has ruined the network."""
+    step = Optimizer.step
+
+    def ruin(self, number):
+        rate = step(self, number)
+        if number == 3:
+            self.groups[0].flat.fill_(math.nan)
+        return rate
+
+    plain = asked(tmp_path).to_dict()
+    for every in (0, 2):
+        saving = {**plain["saving"], "state_every": 2, "every": every}
+        config = TrainConfig.from_dict({**plain, "saving": saving})
+        run = tmp_path / str(every)
+        run.mkdir()
+        with monkeypatch.context() as patch:
+            patch.setattr(Optimizer, "step", ruin)
+            with pytest.raises(LoraError, match=r"no numbers at step 4: lower the rates"):
+                training.train(config, run, None, Noter())
+        assert kept_step(run / "state") == 2
+        assert training.train(config, run, None, Noter()).ending == "done"
 
 
 def test_what_a_killed_writer_left_is_gone_when_the_next_one_begins(asked, tmp_path):
