@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from torch import Tensor
@@ -35,11 +35,12 @@ class Disk:
         attached: Attached,
         loop: Loop,
         metadata: Callable[[int], dict[str, str]],
+        made_of: Mapping[str, str],
         preview: Preview | None = None,
     ) -> None:
         self._config, self._folder, self._checkpoint = config, folder, checkpoint
         self._attached, self._loop, self._metadata = attached, loop, metadata
-        self._preview = preview
+        self._made_of, self._preview = made_of, preview
 
     def prepare(self, watcher: Watcher) -> None:
         """Make the folders, without what a killed writer left; raises LoraError when they cannot hold what will be written."""
@@ -76,7 +77,8 @@ class Disk:
         tensors = self._loop.optimizer.state()
         # A loss tells it one step later, when this state would have taken the place of a good one.
         _check_numbers(tensors.values(), step)
-        write_state(self._folder / "state", State(step, tensors, self._loop.validations))
+        state = State(step, tensors, self._loop.validations, self._made_of)
+        write_state(self._folder / "state", state)
 
     def network(self, step: int) -> str:
         """Write the network into the run's saves and return the file; the loop's `Keeper`."""

@@ -157,8 +157,14 @@ class Loop:
     def resume(
         self, done: int, tensors: Mapping[str, Tensor], validations: Mapping[int, float]
     ) -> None:
-        """Go on after `done` steps from what the optimizer's `state` and `validations` were then."""
-        self.optimizer.restore(tensors, done)
+        """Go on after `done` steps from what the optimizer's `state` and `validations` were then; raises LoraError if they do not fit."""
+        try:
+            self.optimizer.restore(tensors, done)
+        except (KeyError, RuntimeError, ValueError) as error:
+            raise LoraError(
+                f"The state after step {done} is that of another network: the base model or the configuration was changed since. "
+                "Put them back, or train anew."
+            ) from error
         self.done, self.validations = done, dict(validations)
 
     def run(self, watcher: Watcher, keeper: Keeper) -> Ending:

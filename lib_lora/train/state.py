@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from torch import Tensor
@@ -11,14 +11,20 @@ from torch import Tensor
 from lib_lora.formats.place import remove
 from lib_lora.formats.stream import TensorReader, write_tensors
 
+OF = "made of "
+
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """A training after `step` steps: the optimizer's tensors, and the validation losses so far by step."""
+    """A training after `step` steps: the optimizer's tensors, the validation losses so far by step, and what it was made of.
+
+    made_of: a hash of each of what a person may have changed since, by what it is called.
+    """
 
     step: int
     tensors: Mapping[str, Tensor]
     validations: Mapping[int, float]
+    made_of: Mapping[str, str] = field(default_factory=dict)
 
 
 def write_state(folder: Path, state: State) -> None:
@@ -26,7 +32,8 @@ def write_state(folder: Path, state: State) -> None:
     folder.mkdir(exist_ok=True)
     file = folder / f"{state.step:07d}.safetensors"
     losses = {f"validation {step}": repr(loss) for step, loss in state.validations.items()}
-    write_tensors(file, state.tensors, {"step": str(state.step), **losses})
+    made_of = {f"{OF}{name}": digest for name, digest in state.made_of.items()}
+    write_tensors(file, state.tensors, {"step": str(state.step), **losses, **made_of})
     for other in _files(folder):
         if other.name < file.name:
             remove(other)
@@ -45,7 +52,8 @@ def read_state(folder: Path) -> State | None:
         for key, loss in told.items()
         if key.startswith("validation ")
     }
-    return State(int(told["step"]), tensors, validations)
+    made_of = {key[len(OF) :]: digest for key, digest in told.items() if key.startswith(OF)}
+    return State(int(told["step"]), tensors, validations, made_of)
 
 
 def kept_step(folder: Path) -> int:

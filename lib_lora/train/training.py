@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
@@ -14,7 +15,7 @@ import torch
 from lib_lora.errors import NoSpaceError, UsageError
 from lib_lora.families.table import Family
 from lib_lora.formats.checkpoint import Checkpoint, open_checkpoint
-from lib_lora.formats.metadata import TrainedFacts, base_facts, trained_metadata
+from lib_lora.formats.metadata import BaseFacts, TrainedFacts, base_facts, trained_metadata
 from lib_lora.formats.network_file import check_writable
 from lib_lora.train.attach import Attached, attach, selected_layers
 from lib_lora.train.base_model import live_modules
@@ -78,8 +79,11 @@ def train(config: TrainConfig, folder: Path, created: datetime | None, watcher: 
     loop = Loop(prepared.material, make_optimizer(config, attached), config)
     if state.step:
         loop.resume(state.step, state.tensors, state.validations)
-    metadata = _metadata(config, checkpoint, prepared.pictures, created)
-    disk = Disk(config, folder, checkpoint, attached, loop, metadata, prepared.preview)
+    base = base_facts(checkpoint.path)
+    made_of = _made_of(base, prepared.pictures)
+    _tell_changes(state, made_of, watcher)
+    metadata = _metadata(config, checkpoint, base, prepared.pictures, created)
+    disk = Disk(config, folder, checkpoint, attached, loop, metadata, made_of, prepared.preview)
     disk.prepare(watcher)
     watcher.stage("training", state.step, config.schedule.steps)
     try:
@@ -128,14 +132,33 @@ def make_optimizer(config: TrainConfig, attached: Attached) -> Optimizer:
     return Optimizer(groups, config.optimizer, config.schedule, scaler)
 
 
+def _made_of(base: BaseFacts, pictures: Iterable[Picture]) -> dict[str, str]:
+    """Return a hash of the base model and one of the pictures: of their names, sizes, captions and repeats."""
+    told = [
+        (*each.file.parts[-2:], each.file.stat().st_size, each.caption, each.repeats)
+        for each in pictures
+    ]
+    digest = hashlib.sha256(json.dumps(told).encode()).hexdigest()
+    return {"the base model": base.sha256, "the pictures or their captions": digest}
+
+
+def _tell_changes(state: State, made_of: Mapping[str, str], watcher: Watcher) -> None:
+    for name, digest in made_of.items():
+        if state.made_of.get(name, digest) != digest:
+            watcher.note(
+                f"Changed since step {state.step}: {name}. It goes on with what is there now."
+            )
+
+
 def _metadata(
     config: TrainConfig,
     checkpoint: Checkpoint,
+    base: BaseFacts,
     pictures: Iterable[Picture],
     created: datetime | None,
 ) -> Callable[[int], dict[str, str]]:
-    """Return what the file tells of itself after so many steps; the base model's hashes are taken once."""
-    base, pictures = base_facts(checkpoint.path), tuple(pictures)
+    """Return what the file tells of itself after so many steps."""
+    pictures = tuple(pictures)
 
     def after(step: int) -> dict[str, str]:
         facts = TrainedFacts(

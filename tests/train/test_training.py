@@ -10,6 +10,7 @@ from lib_lora.errors import LoraError, UsageError
 from lib_lora.formats.network_file import read_network
 from lib_lora.networks.compose import compose
 from lib_lora.train.training import train
+from tests.tiny import tiny_checkpoint
 from tests.train.asked import asked_config
 from tests.train.pictures import make_pictures
 from tests.train.test_loop import Teller
@@ -115,6 +116,36 @@ def test_a_resumed_run_gives_the_bytes_of_an_uninterrupted_one(asked, whole, tmp
     assert watcher.steps[0][0] == 4
     assert second.file.read_bytes() == whole[0].file.read_bytes()
     assert second.validations == whole[0].validations
+
+
+def test_what_was_changed_since_a_pause_is_told(tmp_path):
+    """The losses after it are not those before it, which nothing else would explain."""
+    base, data = tiny_checkpoint(tmp_path), make_pictures(tmp_path / "data", 2)
+    config = asked_config(base, data, tmp_path / "lora.safetensors", schedule={"steps": 8})
+
+    def notes(step):
+        watcher = Noter({step: "pause"})
+        assert trained(config, tmp_path, watcher).step == step
+        return [note for note in watcher.notes if "since step" in note]
+
+    assert notes(1) == notes(2) == []
+    (data / "0.txt").write_text("a ring", "utf-8")
+    goes_on = "It goes on with what is there now."
+    told = [f"Changed since step 2: the pictures or their captions. {goes_on}"]
+    assert (notes(3), notes(4)) == (told, [])
+    tiny_checkpoint(tmp_path, seed=1).replace(base)
+    assert notes(5) == [f"Changed since step 4: the base model. {goes_on}"]
+
+
+def test_a_state_of_another_network_is_a_sentence(asked, tmp_path):
+    trained(asked(), tmp_path, Noter({1: "pause"}))
+    for other in (
+        {"rank": 5},
+        {"text_encoder": False, "unet": True, "conv_rank": 0},
+        {"type": "ia3"},
+    ):
+        with pytest.raises(LoraError, match="state after step 1 is that of another network"):
+            trained(asked(network=other), tmp_path)
 
 
 def test_only_what_is_asked_for_is_trained(asked, tiny, tmp_path):
