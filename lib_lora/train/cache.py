@@ -46,7 +46,7 @@ def encode_pictures(
 ) -> Latents:
     """Encode each picture to the mean of its latent distribution, on the encoder's device.
 
-    The values stay there, in the encoder's dtype. progress: called with the number of pictures done. Raises LoraError when not one
+    The values are kept in ordinary memory, in the encoder's dtype. progress: called with the number of pictures done. Raises LoraError when not one
     picture can be read, and when a picture's latents are not finite.
     """
     batch = pictures_at_once(buckets.size)
@@ -77,7 +77,7 @@ def _encode(vae: AutoencoderKL, latent: Latent, loaded: Sequence[Loaded]) -> lis
     for same in places.values():
         pixels = torch.stack([_pixels(loaded[n].image) for n in same])
         weight = next(vae.parameters())
-        mean = vae.encode(pixels.to(weight) / 127.5 - 1.0).latent_dist.mean
+        mean = vae.encode(pixels.to(weight) / 127.5 - 1.0).latent_dist.mean.cpu()
         found |= dict(zip(same, (mean - latent.shift) * latent.scale, strict=True))
     return [found[n] for n in range(len(loaded))]
 

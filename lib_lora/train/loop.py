@@ -98,11 +98,11 @@ class Keeper(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Material:
-    """What the loss is computed from, all on one device but `captions` and `buckets`, which are on the CPU.
+    """What the loss is computed from, in ordinary memory, however many pictures there are; each step's own go to the device.
 
     denoise: (noisy latents, times, pictures, caption rows on the CPU) -> prediction; latents: of each picture (channels, height,
     width), in the dtype of the loss; captions: (pictures, orders), the caption rows of each, row 0 being the empty caption; buckets:
-    the pictures of one epoch, repeats included, those of one size in each; compute: the dtype of the denoiser.
+    the pictures of one epoch, repeats included, those of one size in each; device, compute: where and in which dtype is predicted.
     """
 
     denoise: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -111,22 +111,18 @@ class Material:
     buckets: Sequence[Tensor]
     objective: Objective
     gamma: float
+    device: torch.device
     compute: torch.dtype = torch.float32
-
-    @property
-    def device(self) -> torch.device:
-        """Return the device that is computed on."""
-        return self.latents[0].device
 
     def loss(self, draws: Draws) -> Tensor:
         """Return the weighted loss of one forward pass as a scalar tensor."""
-        latents = torch.stack([self.latents[row] for row in draws.rows.tolist()])
-        noise, times = draws.noise.to(latents), draws.times.to(latents.device)
+        latents = torch.stack([self.latents[row] for row in draws.rows.tolist()]).to(self.device)
+        noise, times = draws.noise.to(latents), draws.times.to(self.device)
         signal, spread = (
             level.to(latents)[:, None, None, None] for level in self.objective.levels(draws.times)
         )
         noisy = mixed(latents, noise, signal, spread).to(self.compute)
-        prediction = self.denoise(noisy, times, draws.rows.to(latents.device), self.rows(draws))
+        prediction = self.denoise(noisy, times, draws.rows.to(self.device), self.rows(draws))
         target = self.objective.target(latents, noise, signal, spread)
         weights = self.objective.weights(draws.times, self.gamma).to(latents)
         return weighted_loss(prediction, target, weights)

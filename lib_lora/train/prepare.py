@@ -110,6 +110,7 @@ def prepare(
         buckets=latents.buckets(),
         objective=objective_of(base.checkpoint.family.objective, zero_terminal),
         gamma=config.loss.min_snr_gamma,
+        device=device,
         compute=dtype,
     )
     modules = {name: module for name, module in base.modules().items() if name in components}
@@ -144,7 +145,7 @@ def read_captions(
     there = [each for each in family.text_encoders if each.component in captions.ids]
     live = [each for each in there if each.component in trained]
     modules = {each.component: base.text_encoders[each.component].to(device) for each in live}
-    ids = {name: captions.ids[name].to(device) for name in modules}
+    ids = {name: captions.ids[name] for name in modules}
     place = torch.device("cpu") if config.run.text_device == "cpu" else device
     kept = {}
     for each in there:
@@ -152,17 +153,18 @@ def read_captions(
             module = base.text_encoders[each.component].to(place)
             if place.type == "cpu" and config.run.precision == "fp16":
                 module.to(torch.bfloat16)  # a CPU may not multiply in fp16, and T5 overflows it
-            kept[each.component] = encode_all(module, each, captions, skip).on(device)
+            kept[each.component] = encode_all(module, each, captions, skip)
             module.cpu()
     zeros = family.denoiser is not None and family.denoiser.zeros_when_dropped
 
     def text(rows: Tensor) -> Encoded:
         parts = captions.parts_of(rows)
-        count, flat = parts.shape[1], parts.flatten().to(device)
-        said = {name: encoded.rows(flat).joined(count) for name, encoded in kept.items()}
+        count, flat = parts.shape[1], parts.flatten()
+        said = {name: encoded.rows(flat).joined(count).on(device) for name, encoded in kept.items()}
         for each in live:
             name = each.component
-            said[name] = encode(modules[name], each, ids[name][flat], skip).joined(count)
+            heard = ids[name][flat].to(device)
+            said[name] = encode(modules[name], each, heard, skip).joined(count)
         told = put_together(family, said, width)
         return told.zeroed((rows == 0).to(device)) if zeros else told
 

@@ -23,6 +23,7 @@ WORDS = TOKENS - 2
 REACH = 20
 """The WebUI's "Prompt word wrap length limit" as it comes."""
 AT_ONCE = 16
+CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,15 +151,20 @@ def encode(module: Any, how: TextEncoder, ids: Tensor, clip_skip: int = 1) -> En
 
 @torch.no_grad()
 def encode_all(module: Any, how: TextEncoder, captions: Captions, clip_skip: int = 1) -> Encoded:
-    """Return what a text encoder says of all parts, a few at a time, on its own device; T5 hears all parts of a caption at once."""
+    """Return what a text encoder says of all parts, a few at a time; T5 hears all parts of a caption at once.
+
+    It is computed on the encoder's device and kept in ordinary memory: for thousands of captions it is larger than many a model.
+    """
     ids = captions.ids[how.component].to(next(module.parameters()).device)
     if how.kind == "t5":
         tokens = [
-            encode(module, how, ids[row[:count]].flatten()[None]).tokens.unflatten(1, (count, -1))
+            encode(module, how, ids[row[:count]].flatten()[None])
+            .on(CPU)
+            .tokens.unflatten(1, (count, -1))
             for row, count in zip(captions.parts, captions.counts.tolist(), strict=True)
         ]
         return Encoded(torch.cat(tokens, dim=1)[0])
-    parts = [encode(module, how, part, clip_skip) for part in ids.split(AT_ONCE)]
+    parts = [encode(module, how, part, clip_skip).on(CPU) for part in ids.split(AT_ONCE)]
     pooled = [part.pooled for part in parts if part.pooled is not None]
     return Encoded(
         torch.cat([part.tokens for part in parts]), torch.cat(pooled) if pooled else None

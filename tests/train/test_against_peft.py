@@ -104,6 +104,7 @@ def ours(tiny, unet, batch, dtype):
         buckets=[torch.arange(2)],
         objective=OBJECTIVES["epsilon"],
         gamma=config.loss.min_snr_gamma,
+        device=torch.device("cpu"),
         compute=dtype,
     )
     loop = Loop(material, make_optimizer(config, attached), config)

@@ -93,6 +93,7 @@ def make_loop(tiny, contexts):
             buckets=[torch.arange(3)],
             objective=OBJECTIVES["epsilon"],
             gamma=5.0,
+            device=torch.device("cpu"),
             compute=dtype,
         )
         return Loop(material, make_optimizer(config, attached), config)
@@ -102,6 +103,26 @@ def make_loop(tiny, contexts):
 
 def values(loop):
     return loop.optimizer.groups[0].flat.clone()
+
+
+def test_latents_stay_in_ordinary_memory_and_a_step_takes_its_own_to_the_device(make_loop):
+    """As many pictures as there are would fill a GPU beside the plan; the device without memory shows where each tensor is."""
+    there, seen = torch.device("meta"), []
+
+    def denoise(noisy, times, pictures, rows):
+        seen.append([each.device.type for each in (noisy, times, pictures, rows)])
+        return noisy
+
+    material = replace(make_loop().material, device=there, denoise=denoise)
+    draws = Draws(
+        rows=torch.tensor([0, 2]),
+        times=torch.tensor([100, 700]),
+        noise=torch.zeros(2, 4, 8, 8),
+        empty=torch.zeros(2, dtype=torch.bool),
+    )
+    assert material.loss(draws).device == there
+    assert seen == [["meta", "meta", "meta", "cpu"]]
+    assert {latents.device.type for latents in material.latents} == {"cpu"}
 
 
 def test_accumulated_passes_equal_one_batch(make_loop):

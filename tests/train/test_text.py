@@ -274,3 +274,15 @@ def test_captions_can_be_read_on_the_cpu_whatever_it_computes_in(bases, precisio
     found = read_captions(config, small, captions, (), torch.device("cpu"))(captions.rows)
     assert found.tokens.dtype == dtype
     torch.testing.assert_close(found.tokens.float(), told(whole, TEXTS).tokens, rtol=0.1, atol=0.1)
+
+
+def test_what_was_said_stays_in_ordinary_memory_and_a_step_takes_its_own_to_the_device(bases):
+    """Thousands of captions would fill a GPU beside the plan; the device without memory shows where the text goes."""
+    base = bases[0]["sd3 with t5"]
+    config = asked_config("a", "b", "c.safetensors", run={"text_device": "cpu"})
+    captions = tokenize(base, TEXTS)
+    said = read_captions(config, base, captions, (), torch.device("meta"))(captions.rows)
+    assert (said.tokens.device.type, said.pooled.device.type) == ("meta", "meta")
+    each = base.checkpoint.family.text_encoders[0]
+    encoder = base.text_encoders[each.component]
+    assert encode_all(encoder, each, captions).tokens.device.type == "cpu"
