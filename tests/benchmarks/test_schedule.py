@@ -25,13 +25,22 @@ def test_the_quick_form_prints_every_case(capsys, monkeypatch):
 
 
 def test_a_noisy_comparison_is_invalid(capsys):
-    times = {case: [1.0] for case in CASES}
+    times = {case: [(1.0,)] for case in CASES}
     shares = {"ramp": 0.089}
-    assert schedule._print_times({**times, "ramp": [1.13]}, shares)
-    assert not schedule._print_times({**times, "ramp": [1.14]}, shares)
-    assert not schedule._print_times({**times, "strength 0": [1.04]}, shares)
-    assert not schedule._print_times({**times, "none again": [1.04]}, shares)
+    assert schedule._print_times({**times, "ramp": [(1.13,)]}, shares)
+    assert not schedule._print_times({**times, "ramp": [(1.14,)]}, shares)
+    assert not schedule._print_times({**times, "strength 0": [(1.04,)]}, shares)
+    assert not schedule._print_times({**times, "none again": [(1.04,)]}, shares)
     assert "INVALID" in capsys.readouterr().out
+
+
+def test_the_least_time_of_each_part_counts(capsys):
+    """By hand: 1 + 2, where the one round was disturbed in its first part and the other in its second."""
+    rounds = {case: [(1.0, 5.0), (4.0, 2.0)] for case in CASES}
+    assert schedule._print_times(rounds, {})
+    assert re.search(
+        r"^  none +3\.000 s +6\.000 s +0\.000 s", capsys.readouterr().out, re.MULTILINE
+    )
 
 
 def test_the_shares_are_those_of_stable_diffusion_1_5():
