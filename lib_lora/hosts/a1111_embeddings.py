@@ -44,7 +44,11 @@ class Embeddings:
         if word in words.word_embeddings:
             log.warning("the embedding %r of %s is left out: there is one already", word, file.name)
             return
-        embedding = textual_inversion.create_embedding_from_data(data, word, f"{file}/{word}")
+        try:
+            embedding = textual_inversion.create_embedding_from_data(data, word, f"{file}/{word}")
+        except Exception as error:  # of several kinds: the host asserts, and raises its own
+            log.warning("the embedding %r of %s is left out: %s", word, file.name, error)
+            return
         embedding.shorthash = networks.BundledTIHash(name)
         embedding.loaded = words.expected_shape in (-1, embedding.shape)
         if embedding.loaded:

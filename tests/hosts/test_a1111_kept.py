@@ -287,3 +287,21 @@ def test_a_file_whose_name_has_spaces_around_it(host):
     picture.draw()
     assert acts_as(host, a=(1, 0.4))
     assert "Loom errors" not in picture.extra_generation_params
+
+
+def test_an_embedding_that_is_none_costs_neither_the_schedules_nor_other_words(host, caplog):
+    """The host makes none of two tensors that it has no names for; a word in another file goes when the picture does."""
+    vectors = torch.full((3, 8), 2.0, dtype=torch.float64)
+    with_word(host, "a", "fox", vectors)
+    file = networks.on_disk["b"]
+    with TensorReader(file) as reader:
+        tensors = {key: reader.read_to_copy(key) for key in reader.header.tensors}
+    odd = {f"bundle_emb.cat.{part}": vectors for part in ("one", "two")}
+    write_tensors(file, {**tensors, **odd}, {})
+    picture = host.picture(f"a fox {SCHEDULE}<lora:b:te=0:unet=0@0,0@1>")
+    picture.draw()
+    assert acts_as(host, a=(1, 0.4))
+    assert "Loom errors" not in picture.extra_generation_params
+    assert any("'cat'" in message for message in caplog.messages)
+    host.draw("a fox ")
+    assert sd_hijack.model_hijack.embedding_db.word_embeddings == {}
