@@ -76,12 +76,13 @@ class Requests:
 
     def state(self):
         """Tell how the WebUI computes."""
+        model = shared.sd_model  # waits until one is loaded, and only that sets the optimizer
         optimizer = sd_hijack.current_optimizer
         return {
             "attention": optimizer.name if optimizer else "none",
             "device": str(shared.device),
-            "lowvram": bool(shared.sd_model.lowvram),
-            "checkpoint": shared.sd_model.sd_checkpoint_info.model_name,
+            "lowvram": bool(model.lowvram),
+            "checkpoint": model.sd_checkpoint_info.model_name,
             "torch": torch.__version__,
         }
 
